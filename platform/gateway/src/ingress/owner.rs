@@ -92,6 +92,7 @@ impl IngressOwner {
             ingresses: ingresses.iter().map(|ingress| &**ingress).collect(),
             service: &|key| self.services.get(key),
             slices: &|key| self.slices_by_service.get(&key.to_string()),
+            turn: rand::random::<u16>().into(),
         });
         self.table.store(Arc::new(table));
         used

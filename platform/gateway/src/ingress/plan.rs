@@ -97,6 +97,9 @@ pub(crate) struct IngressObjects<'a> {
     pub(crate) ingresses: Vec<&'a Ingress>,
     pub(crate) service: &'a dyn Fn(&ObjectKey) -> Option<Arc<Service>>,
     pub(crate) slices: &'a dyn Fn(&ObjectKey) -> Vec<Arc<EndpointSlice>>,
+    /// The number of the endpoint with which each Service begins. Different for each table: where endpoints change more
+    /// often than requests arrive, the same ones would get all requests.
+    pub(crate) turn: usize,
 }
 
 /// Whether an Ingress is served here.
@@ -107,9 +110,6 @@ pub(crate) fn is_served(ingress: &Ingress) -> bool {
     ingress.metadata.deletion_timestamp.is_none() && class.is_none_or(|class| class == CLASS)
 }
 
-/// Builds the table; also returns the Services that it depends on.
-pub(crate) fn plan(objects: &IngressObjects<'_>) -> (IngressTable, BTreeSet<ObjectKey>) {
-    let mut served: Vec<&Ingress> =
 /// Whether an Ingress of a namespace may have a host, which is in lower case: that of a function,
 /// `NAME.NAMESPACE.fn.localhost`, is its own namespace's.
 pub(super) fn may_claim(namespace: &str, host: &str) -> bool {
@@ -118,6 +118,9 @@ pub(super) fn may_claim(namespace: &str, host: &str) -> bool {
     function.is_none_or(|(_, owner)| owner == namespace)
 }
 
+/// Builds the table; also returns the Services that it depends on.
+pub(crate) fn plan(objects: &IngressObjects<'_>) -> (IngressTable, BTreeSet<ObjectKey>) {
+    let mut served: Vec<&Ingress> =
         objects.ingresses.iter().copied().filter(|ingress| is_served(ingress)).collect();
     served.sort_by_key(|ingress| {
         let metadata = &ingress.metadata;
@@ -164,12 +167,12 @@ impl IngressTable {
         }
         for rule in spec.rules.iter().flatten() {
             let host = rule.host.as_deref().unwrap_or_default().to_ascii_lowercase();
-            let routes = match host.strip_prefix("*.") {
-                Some(suffix) => self.wildcard.entry(suffix.to_owned()).or_default(),
-                None if host.is_empty() => &mut self.any,
             if !may_claim(namespace, &host) {
                 continue;
             }
+            let routes = match host.strip_prefix("*.") {
+                Some(suffix) => self.wildcard.entry(suffix.to_owned()).or_default(),
+                None if host.is_empty() => &mut self.any,
                 None => self.exact.entry(host).or_default(),
             };
             for path in rule.http.iter().flat_map(|http| &http.paths) {
@@ -254,7 +257,7 @@ fn backend(
             service,
             missing,
             endpoints,
-            next: AtomicUsize::new(0),
+            next: AtomicUsize::new(objects.turn),
         }))
     };
     let Some(service) = (objects.service)(&key) else {

@@ -22,6 +22,11 @@ fn rule(host: Option<&str>, paths: &[Value]) -> Value {
 /// The table of these Ingresses. Services called `fn-NAME` select the function NAME; `gone` does not exist; every other
 /// Service has one endpoint.
 fn table(ingresses: &[Ingress]) -> IngressTable {
+    table_at(ingresses, 0)
+}
+
+/// The same, with the turn at which it begins.
+fn table_at(ingresses: &[Ingress], turn: usize) -> IngressTable {
     let service = |key: &ObjectKey| {
         let selector = match key.name.strip_prefix("fn-") {
             Some(function) => json!({"mayfly.dev/function": function}),
@@ -41,7 +46,7 @@ fn table(ingresses: &[Ingress]) -> IngressTable {
         vec![Arc::new(serde_json::from_value(slice).unwrap())]
     };
     let ingresses = ingresses.iter().collect();
-    plan(&IngressObjects { ingresses, service: &service, slices: &slices }).0
+    plan(&IngressObjects { ingresses, service: &service, slices: &slices, turn }).0
 }
 
 /// The Service or function behind a URL's host and path.
@@ -106,11 +111,6 @@ fn the_older_ingress_keeps_a_path() {
     assert_eq!(found(&table(&[younger, older]), "a", "/"), "older");
 }
 
-#[test]
-fn other_classes_are_left_to_others() {
-    let spec = |class: Value| json!({"ingressClassName": class, "defaultBackend": service("web")});
-    for (class, expected) in [(Value::Null, "web"), (json!("mayfly"), "web"), (json!("nginx"), "-")] {
-        let table = table(&[ingress("one", "2026-01-01T00:00:00Z", spec(class.clone()))]);
 /// A namespace cannot take over the requests for functions of another one.
 #[test]
 fn hosts_of_functions_are_their_namespaces() {
@@ -129,6 +129,11 @@ fn hosts_of_functions_are_their_namespaces() {
     }
 }
 
+#[test]
+fn other_classes_are_left_to_others() {
+    let spec = |class: Value| json!({"ingressClassName": class, "defaultBackend": service("web")});
+    for (class, expected) in [(Value::Null, "web"), (json!("mayfly"), "web"), (json!("nginx"), "-")] {
+        let table = table(&[ingress("one", "2026-01-01T00:00:00Z", spec(class.clone()))]);
         assert_eq!(found(&table, "x", "/"), expected, "{class}");
         assert_eq!(table.is_empty(), expected == "-");
     }
@@ -169,6 +174,22 @@ fn backends_are_services_and_functions() {
     let table = with(service("gone"));
     let Some(IngressBackend::Endpoints(of)) = table.of_any_host("/").map(|found| &**found) else { panic!() };
     assert_eq!((of.in_turn().count(), of.missing), (0, "there is no such Service"));
+}
+
+/// A table replaces another one whenever an endpoint changes.
+#[test]
+fn a_table_begins_with_any_endpoint() {
+    let spec = json!({"defaultBackend": {"service": {"name": "web", "port": {"number": 80}}}});
+    let ingress = ingress("one", "2026-01-01T00:00:00Z", spec);
+    let first = |turn: usize| {
+        let table = table_at(std::slice::from_ref(&ingress), turn);
+        match table.of_any_host("/").map(|found| &**found) {
+            Some(IngressBackend::Endpoints(of)) => of.in_turn().next().map(|at| at.to_string()),
+            _ => None,
+        }
+    };
+    let firsts = [0, 1, 2].map(|turn| first(turn).unwrap());
+    assert_eq!(firsts, ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.1:8080"]);
 }
 
 #[test]
