@@ -16,8 +16,9 @@ mod signal;
 mod socket;
 mod stream;
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, os::fd::AsFd, sync::Arc, time::Duration};
 
+use rustix::net::sockopt;
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     sync::Semaphore,
@@ -37,10 +38,27 @@ const BACKLOG: u32 = 4096;
 /// The pause when the process has no file descriptors left, so that there is no busy loop.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
+/// The time of silence after which the kernel probes a peer, the interval of its probes, and their number: a peer that
+/// has vanished is noticed after two minutes.
+pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(60);
+const PROBE_INTERVAL: Duration = Duration::from_secs(15);
+const PROBES: u32 = 4;
+
+/// Makes the kernel close a connection whose peer has vanished. Requests have their own timeouts; a connection that was
+/// upgraded has none, because its protocol may be silent for hours.
+pub(crate) fn probe_silent_peer(socket: impl AsFd) -> io::Result<()> {
+    sockopt::set_socket_keepalive(&socket, true)?;
+    sockopt::set_tcp_keepidle(&socket, PROBE_AFTER)?;
+    sockopt::set_tcp_keepintvl(&socket, PROBE_INTERVAL)?;
+    Ok(sockopt::set_tcp_keepcnt(&socket, PROBES)?)
+}
+
 /// Binds the port. `SO_REUSEPORT` is deliberately not set: with it a second server would silently share the port.
 pub(crate) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
+    // Accepted sockets inherit it.
+    probe_silent_peer(&socket)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
@@ -98,5 +116,20 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
                 tokio::time::sleep(ACCEPT_RETRY).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn clients_that_vanish_are_noticed() {
+        let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = accept(&listener).await;
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), PROBE_AFTER);
+        assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), PROBES);
     }
 }

@@ -22,7 +22,7 @@ use super::plan::ServiceEndpoints;
 use crate::{
     body::{self, ResponseBody},
     headers,
-    listen::OpenRequest,
+    listen::{OpenRequest, PROBE_AFTER, probe_silent_peer},
     refusal::{Refusal, RefusalCode},
     unread_body::{LentBody, UnreadBody},
 };
@@ -37,8 +37,6 @@ const ATTEMPTS: usize = 3;
 /// timeout (5 s in Node).
 const IDLE_CONNECTIONS_MAX: usize = 64;
 const IDLE_CONNECTION_TIMEOUT: Duration = Duration::from_secs(4);
-/// The interval of keep-alive probes to a silent peer.
-const KEEPALIVE: Duration = Duration::from_secs(60);
 /// The number of upgraded connections: each holds two sockets.
 const UPGRADED_MAX: usize = 4096;
 
@@ -65,7 +63,7 @@ impl EndpointForwarder {
             .build({
                 let mut connector = HttpConnector::new();
                 connector.set_nodelay(true);
-                connector.set_keepalive(Some(KEEPALIVE));
+                connector.set_keepalive(Some(PROBE_AFTER));
                 connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
                 connector
             });
@@ -141,8 +139,8 @@ impl EndpointForwarder {
                     continue;
                 }
             };
-            // A failure only costs latency.
-            let _ = stream.set_nodelay(true);
+            // A failure only costs latency, or the connection for as long as a peer that has vanished keeps it.
+            let _ = (stream.set_nodelay(true), probe_silent_peer(&stream));
             let broken = |error: hyper::Error| no_answer(service, endpoint, &error);
             let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
             let (mut sender, connection) = shaken.map_err(broken)?;
