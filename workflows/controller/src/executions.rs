@@ -140,7 +140,8 @@ impl Executions {
         let Some((workflow, own_name)) = names::parse_execution(name) else { return Ok(None) };
         let machine = self.directory.arn(&ObjectKey::new(namespace, workflow));
         if let Some(own_name) = own_name {
-            let arn = format!("{}{}:{own_name}", names::EXECUTION_PREFIX, machine.last_field());
+            let Some(prefix) = machine.prefix() else { return Ok(None) };
+            let arn = format!("{prefix}:execution:{}:{own_name}", machine.name());
             let arn = ExecutionArn::from_trusted(arn);
             return self.engine.describe(&arn).await.map_err(failed);
         }

@@ -235,6 +235,12 @@ impl StateMachineArn {
         self.0.split_once(":stateMachine:").map_or(&*self.0, |(_, fields)| fields)
     }
 
+    /// `arn:<partition>:states:<region>:<account>`, with which the ARNs of the state machine's executions and map runs
+    /// begin, too. `None` for a trusted text that is of another form.
+    pub fn prefix(&self) -> Option<&str> {
+        self.0.split_once(":stateMachine:").map(|(prefix, _)| prefix)
+    }
+
     /// The state machine's name: `<machine>/<label>` for that of a Distributed Map state.
     pub fn name(&self) -> &str {
         self.own_fields().split(':').next().unwrap_or_default()
@@ -290,6 +296,8 @@ mod tests {
     fn the_qualifier_of_a_state_machine_can_be_taken_off_and_put_on() {
         let machine = StateMachineArn::parse(MACHINE).expect("an ARN");
         assert_eq!((machine.name(), machine.qualifier()), ("orders", None));
+        assert_eq!(machine.prefix(), Some("arn:aws:states:us-east-1:000000000000"));
+        assert_eq!(StateMachineArn::from_trusted("orders").prefix(), None);
         assert_eq!(machine.unqualified(), machine);
         let version = machine.qualified(7);
         assert_eq!(StateMachineArn::parse(version.as_str()).as_ref(), Ok(&version));

@@ -109,6 +109,39 @@ async fn region_and_account_come_from_the_signature() {
     assert_eq!(world.call("ListActivities", json!({})).await["activities"], json!([]));
 }
 
+/// Machines of one name may exist in several regions, and so may their executions.
+#[tokio::test]
+async fn an_execution_has_the_region_and_the_account_of_its_machine() {
+    let world = World::new().await;
+    let items = json!({"StartAt": "P", "States": {"P": {"Type": "Pass", "End": true}},
+        "ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}});
+    let map = json!({"Type": "Map", "Label": "l", "ItemProcessor": items, "End": true});
+    let definition = json!({"StartAt": "M", "States": {"M": map}}).to_string();
+    let there = async |operation: &str, params: Value| {
+        world.signed(operation, &params, "123456789012", "eu-west-1").await
+    };
+    let create = json!({"name": "m", "definition": definition, "roleArn": ROLE});
+    let here = world.call("CreateStateMachine", create.clone()).await["stateMachineArn"].clone();
+    let other = there("CreateStateMachine", create).await["stateMachineArn"].clone();
+    let start = |machine: &Value| json!({"stateMachineArn": machine, "name": "x", "input": "[1]"});
+    let prefix = "arn:aws:states:eu-west-1:123456789012";
+    world.call("StartExecution", start(&here)).await;
+    let arn = there("StartExecution", start(&other)).await["executionArn"].clone();
+    assert_eq!(arn, format!("{prefix}:execution:m:x"));
+
+    let (_, ended) = world.wait("DescribeExecution", json!({"executionArn": arn}), "60").await;
+    assert_eq!((&ended["status"], &ended["stateMachineArn"]), (&json!("SUCCEEDED"), &other), "{ended}");
+    let runs = there("ListMapRuns", json!({"executionArn": arn})).await;
+    let run = &runs["mapRuns"][0]["mapRunArn"];
+    assert!(run.as_str().is_some_and(|run| run.starts_with(&format!("{prefix}:mapRun:m/l:"))), "{runs}");
+    let children = there("ListExecutions", json!({"mapRunArn": run})).await;
+    let child = &children["executions"][0];
+    let of_machine = format!("{prefix}:stateMachine:m/l");
+    assert_eq!(child["stateMachineArn"], of_machine, "{children}");
+    let child = child["executionArn"].as_str().expect("an ARN");
+    assert!(child.starts_with(&format!("{prefix}:execution:m/l:")), "{child}");
+}
+
 #[tokio::test]
 async fn what_is_refused_says_why() {
     let world = World::new().await;

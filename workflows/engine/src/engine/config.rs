@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::executor::endpoint::AwsEndpoints;
+use mayfly_workflows_language::arn::StateMachineArn;
 use mayfly_workflows_machine as machine;
 
 /// The region of a configuration that names none.
@@ -37,6 +38,20 @@ impl Default for Config {
             account: ACCOUNT_DEFAULT.to_owned(),
             endpoints: AwsEndpoints::default(),
             limits: EngineLimits::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Partition, region and account of the ARNs of a state machine's executions and map runs: those of its own ARN,
+    /// which a request's signature may have taken from another region or account than the engine's. The engine's for a
+    /// text of another form.
+    pub(crate) fn scope_of<'a>(&'a self, machine: &'a StateMachineArn) -> [&'a str; 3] {
+        let mut fields = machine.prefix().unwrap_or_default().split(':');
+        let mut next = || fields.next().unwrap_or_default();
+        match [next(), next(), next(), next(), next()] {
+            ["arn", partition, "states", region, account] => [partition, region, account],
+            _ => [&*self.partition, &*self.region, &*self.account],
         }
     }
 }

@@ -68,6 +68,7 @@ impl Inner {
         }
         let json = row.input.json().ok_or_else(|| damaged("executions", "the input is not loaded"))?;
         let input = json.value().map_err(|error| damaged("executions", error))?;
+        let [partition, region, account] = self.config.scope_of(&state_machine.arn);
         let facts = Facts {
             execution: row.id,
             arn: row.arn.clone(),
@@ -82,9 +83,9 @@ impl Inner {
             input,
             start_ms: row.start_ms,
             seed: row.birth.seed,
-            partition: self.config.partition.as_str().into(),
-            region: self.config.region.as_str().into(),
-            account: self.config.account.as_str().into(),
+            partition: partition.into(),
+            region: region.into(),
+            account: account.into(),
             flow: state_machine.flow.unwrap_or_else(|| state_machine.definition.root()),
             map_run_arn: row.map_run_arn.clone(),
             limits: self.config.limits.execution,

@@ -129,6 +129,11 @@ impl Inner {
             return Ok(());
         }
         let state_machine = parent.child_machine(child);
+        let [partition, region, account] = self.config.scope_of(&state_machine.arn);
+        let machine_arn = StateMachineArn::from_trusted(format!(
+            "arn:{partition}:states:{region}:{account}:stateMachine:{}",
+            child.machine_name
+        ));
         let name = child.arn.last_field().to_owned();
         let birth = Birth {
             seed: self.deps.randomness.bytes(),
@@ -149,10 +154,7 @@ impl Inner {
             arn: child.arn.clone(),
             name,
             state_machine,
-            machine_arn: StateMachineArn::from_trusted(format!(
-                "arn:{}:states:{}:{}:stateMachine:{}",
-                self.config.partition, self.config.region, self.config.account, child.machine_name
-            )),
+            machine_arn,
             input,
             birth,
             version_arn: None,

@@ -269,7 +269,6 @@ impl Engine {
     }
 
     fn new_execution(&self, request: StartRequest) -> NewExecution {
-        let config = &self.inner.config;
         let StartRequest { state_machine, name, input, trace_header, version_arn, alias_arn } = request;
         let random = || {
             // A random UUID in its form, but those of later executions sort later: the journal's index of
@@ -281,18 +280,14 @@ impl Engine {
         let named = name.is_some();
         let name = name.unwrap_or_else(random);
         let machine = &state_machine.name;
+        let [partition, region, account] = self.inner.config.scope_of(&state_machine.arn);
         let arn = match state_machine.kind {
-            StateMachineType::Standard => format!(
-                "arn:{}:states:{}:{}:execution:{machine}:{name}",
-                config.partition, config.region, config.account
-            ),
-            StateMachineType::Express => format!(
-                "arn:{}:states:{}:{}:express:{machine}:{name}:{}",
-                config.partition,
-                config.region,
-                config.account,
-                random()
-            ),
+            StateMachineType::Standard => {
+                format!("arn:{partition}:states:{region}:{account}:execution:{machine}:{name}")
+            }
+            StateMachineType::Express => {
+                format!("arn:{partition}:states:{region}:{account}:express:{machine}:{name}:{}", random())
+            }
         };
         NewExecution {
             arn: ExecutionArn::from_trusted(arn),
