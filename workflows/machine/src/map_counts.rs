@@ -1,25 +1,22 @@
 //! Numbers of a map run's items and children by status.
 
-use super::state::MapRunState;
+use super::state::{Child, MapRunState};
 use mayfly_workflows_language::execution::RunStatus;
 
 impl MapRunState {
-    /// The number of items of children with this status, and the number of these children.
-    fn ended_as(&self, status: RunStatus) -> (u64, u64) {
-        let so = self
-            .children
-            .iter()
-            .filter(|child| child.result.as_ref().is_some_and(|result| result.outcome.status == status));
-        so.fold((0, 0), |(items, children), child| (items + child.items, children + 1))
+    /// The number of items of children that did not succeed.
+    fn failed_items(&self) -> u64 {
+        let failed = |child: &&Child| {
+            let status = child.result.as_ref().map(|result| result.outcome.status);
+            matches!(status, Some(RunStatus::Failed | RunStatus::TimedOut | RunStatus::Aborted))
+        };
+        self.children.iter().filter(failed).map(|child| child.items).sum()
     }
 
     /// Whether more items failed than are tolerated.
     #[expect(clippy::cast_precision_loss, reason = "item counts fit a double")]
     pub(super) fn exceeded(&self) -> bool {
-        let failed: u64 = [RunStatus::Failed, RunStatus::TimedOut, RunStatus::Aborted]
-            .iter()
-            .map(|status| self.ended_as(*status).0)
-            .sum();
+        let failed = self.failed_items();
         if failed == 0 {
             return false;
         }

@@ -228,6 +228,7 @@ impl Turn<'_> {
         if child.result.is_some() {
             return;
         }
+        let has_failed = outcome.status != RunStatus::Succeeded;
         child.result = Some(ChildResult {
             arn: child.arn.clone(),
             input: child.input.to_text().into(),
@@ -236,14 +237,11 @@ impl Turn<'_> {
             outcome,
         });
         run.running -= 1;
-        let exceeded = run.exceeded();
+        // Not for each child: this counts all of them.
+        let exceeded = has_failed && run.exceeded();
         let Some(number) = self.thread_of_run(run_number) else { return };
         if exceeded {
-            let failure = RaisedError::new(
-                "States.ExceedToleratedFailureThreshold",
-                "The specified tolerated failure threshold was exceeded",
-            );
-            self.run_failed(number, failure);
+            self.run_failed(number, threshold_exceeded());
         } else {
             self.start_children(number, run_number);
         }
@@ -392,13 +390,16 @@ impl Turn<'_> {
         run.max_concurrency = max_concurrency.unwrap_or(run.max_concurrency);
         run.tolerated_count = count.or(run.tolerated_count);
         run.tolerated_percentage = percentage.or(run.tolerated_percentage);
+        let exceeded = run.exceeded();
         let Some(number) = self.thread_of_run(run_number) else { return };
         let reading = matches!(
             self.active(number).map(|active| &active.phase),
             Some(Phase::Run(phase)) if phase.effect.is_some()
         );
-        if !reading {
-            self.start_children(number, run_number);
+        match (reading, exceeded) {
+            (true, _) => {}
+            (false, true) => self.run_failed(number, threshold_exceeded()),
+            (false, false) => self.start_children(number, run_number),
         }
     }
 
@@ -438,6 +439,14 @@ impl Turn<'_> {
         self.set_cursor(number, redriven);
         self.start_children(number, run_number);
     }
+}
+
+/// The error of a run of which more items failed than are tolerated.
+fn threshold_exceeded() -> RaisedError {
+    RaisedError::new(
+        "States.ExceedToleratedFailureThreshold",
+        "The specified tolerated failure threshold was exceeded",
+    )
 }
 
 impl MapRunState {

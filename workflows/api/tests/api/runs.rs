@@ -436,3 +436,32 @@ async fn an_unknown_type_of_invocation_calls_nothing() {
     assert_eq!(error, "Lambda.InvalidParameterValueException");
     assert!(cause.starts_with("1 validation error detected: Value 'Foo' at 'invocationType'"), "{cause}");
 }
+
+/// The threshold is compared when it changes, not only when the next child ends.
+#[tokio::test]
+async fn a_lower_threshold_ends_a_map_run_that_exceeds_it() {
+    let world = World::new().await;
+    let choice = json!({"Type": "Choice", "Default": "W",
+        "Choices": [{"Variable": "$", "NumericEquals": 0, "Next": "F"}]});
+    let wait = json!({"Type": "Wait", "Seconds": 3600, "End": true});
+    let items = json!({"StartAt": "C", "States": {"C": choice, "W": wait, "F": {"Type": "Fail", "Error": "E"}},
+        "ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}});
+    let map = alone(json!({"Type": "Map", "ToleratedFailureCount": 5, "ItemProcessor": items}));
+    let machine = json!({"name": "m", "definition": map.to_string(), "roleArn": ROLE});
+    let machine = world.call("CreateStateMachine", machine).await["stateMachineArn"].clone();
+    let start = json!({"stateMachineArn": machine, "input": "[0,1]"});
+    let execution = world.call("StartExecution", start).await["executionArn"].clone();
+    let runs = world.call("ListMapRuns", json!({"executionArn": execution})).await;
+    let run = &runs["mapRuns"][0]["mapRunArn"];
+    loop {
+        let counts = world.call("DescribeMapRun", json!({"mapRunArn": run})).await["itemCounts"].clone();
+        if counts["failed"] == json!(1) && counts["running"] == json!(1) {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    world.call("UpdateMapRun", json!({"mapRunArn": run, "toleratedFailureCount": 0})).await;
+    let (_, ended) = world.wait("DescribeExecution", json!({"executionArn": execution}), "60").await;
+    let failed = json!(["FAILED", "States.ExceedToleratedFailureThreshold"]);
+    assert_eq!(json!([ended["status"], ended["error"]]), failed, "{ended}");
+}
