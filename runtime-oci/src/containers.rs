@@ -8,6 +8,7 @@
 
 mod exit;
 mod files;
+mod signals;
 
 use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
 
@@ -24,7 +25,10 @@ use prost_types::Any;
 use tokio::{io::AsyncWriteExt as _, time::Instant};
 
 pub(crate) use self::files::{ContainerRecord, ExitRecord, load};
-use self::files::{layers, read_in, write_container_files};
+use self::{
+    files::{layers, read_in, write_container_files},
+    signals::stop_signal,
+};
 use crate::{
     client::{Containerd, SNAPSHOTTER, failed, request},
     host::OciHost,
@@ -193,7 +197,10 @@ impl OciHost {
             stdin: spec.process.stdin,
             stdin_once: spec.process.stdin_once,
             has_input_file: spec.files.is_some(),
-            stop_signal: stop_signal(spec, image_config.and_then(|config| config.stop_signal().clone())),
+            stop_signal: stop_signal(
+                spec.process.stop_signal.as_deref(),
+                image_config.and_then(|config| config.stop_signal().as_deref()),
+            ),
             log: spec.log_path.clone(),
             message_from_log: spec.process.termination_message_from_log,
         };
@@ -387,25 +394,6 @@ fn log_uri(program: &Path, config: &Path) -> String {
         })
         .collect();
     format!("binary://{}?log-shim={escaped}", program.display())
-}
-
-fn stop_signal(spec: &ContainerSpec, of_image: Option<String>) -> u32 {
-    const SIGTERM: u32 = 15;
-    let name = spec.process.stop_signal.clone().or(of_image).unwrap_or_default();
-    let known = [
-        ("HUP", 1),
-        ("INT", 2),
-        ("QUIT", 3),
-        ("KILL", 9),
-        ("USR1", 10),
-        ("USR2", 12),
-        ("TERM", 15),
-        ("WINCH", 28),
-        ("PWR", 30),
-    ];
-    let short = name.trim_start_matches("SIG");
-    let by_name = known.iter().find(|(known, _)| *known == short).map(|(_, number)| *number);
-    by_name.or_else(|| name.parse().ok()).unwrap_or(SIGTERM)
 }
 
 #[cfg(test)]
