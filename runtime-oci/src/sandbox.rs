@@ -182,7 +182,7 @@ fn write_files(sandbox: &Sandbox, folder: &Path) -> io::Result<()> {
         None => fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
     };
     let hosts = match sandbox.host.host_network {
-        true => fs::read_to_string("/etc/hosts").unwrap_or_default(),
+        true => hosts_of_host(sandbox, &fs::read_to_string("/etc/hosts").unwrap_or_default()),
         false => hosts(sandbox),
     };
     let hostname = match sandbox.host.host_network {
@@ -208,10 +208,26 @@ fn hosts(sandbox: &Sandbox) -> String {
         // Writing to a string does not fail.
         let _ = writeln!(text, "{address}\t{names}");
     }
-    for (address, names) in &sandbox.host.host_aliases {
-        let _ = writeln!(text, "{address}\t{}", names.join("\t"));
+    add_aliases(&mut text, sandbox);
+    text
+}
+
+/// The content of `/etc/hosts` in the host's network: the host's lines, and the pod's aliases (upstream's
+/// `nodeHostsFileContent`).
+fn hosts_of_host(sandbox: &Sandbox, text: &str) -> String {
+    let mut text = text.to_owned();
+    if !sandbox.host.host_aliases.is_empty() {
+        text.push_str("\n# Entries added by HostAliases.\n");
+        add_aliases(&mut text, sandbox);
     }
     text
+}
+
+fn add_aliases(text: &mut String, sandbox: &Sandbox) {
+    for (address, names) in &sandbox.host.host_aliases {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{address}\t{}", names.join("\t"));
+    }
 }
 
 #[cfg(test)]
@@ -235,6 +251,9 @@ mod tests {
         };
         let text = hosts(&sandbox);
         assert!(text.ends_with("10.212.0.2\tweb\n10.0.0.9\tdb\tdb.local\n"), "{text}");
+        let on_host = hosts_of_host(&sandbox, "127.0.0.1 localhost");
+        assert!(on_host.starts_with("127.0.0.1 localhost\n"), "{on_host}");
+        assert!(on_host.ends_with("\n10.0.0.9\tdb\tdb.local\n"), "{on_host}");
         let mut named = sandbox.clone();
         named.host.full_hostname = Some("web.db.ns.svc.cluster.local".into());
         assert!(hosts(&named).contains("\n10.212.0.2\tweb.db.ns.svc.cluster.local\tweb\n"), "{named:?}");
