@@ -4,7 +4,7 @@
 
 use std::{
     fs, io,
-    net::{Ipv4Addr, SocketAddr, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     thread,
@@ -116,15 +116,46 @@ pub(crate) fn is_pinned(path: &Path) -> bool {
     statfs(path).is_ok_and(|found| found.filesystem_type() == NSFS_MAGIC)
 }
 
-/// Connects to a port on the loopback address of a network namespace (`None`: the host's). Blocks.
+/// Connects to a port on a loopback address of a network namespace (`None`: the host's): that of IPv4, or else that of
+/// IPv6, as containerd does. Blocks.
 pub(crate) fn connect(netns: Option<&Path>, port: u16) -> io::Result<TcpStream> {
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let Some(netns) = netns else { return TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) };
+    let Some(netns) = netns else { return connect_loopback(port) };
     let namespace = fs::File::open(netns)?;
     // A socket stays in the namespace in which it was created; the thread ends, since it cannot leave the namespace.
     let connected = thread::Builder::new().name("port-forward".into()).spawn(move || {
         setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
-        TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)
+        connect_loopback(port)
     })?;
     connected.join().map_err(|_| io::Error::other("the connecting thread panicked"))?
+}
+
+/// Some programs listen on `localhost` in one address family only.
+fn connect_loopback(port: u16) -> io::Result<TcpStream> {
+    let connect =
+        |address: IpAddr| TcpStream::connect_timeout(&SocketAddr::new(address, port), CONNECT_TIMEOUT);
+    // The first error is the one to report: a kernel may have no IPv6.
+    connect(Ipv4Addr::LOCALHOST.into())
+        .or_else(|error| connect(Ipv6Addr::LOCALHOST.into()).map_err(|_| error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_reached_in_either_address_family() {
+        let listener = match TcpListener::bind((Ipv6Addr::LOCALHOST, 0)) {
+            Ok(listener) => listener,
+            Err(error) => {
+                return println!("SKIPPED a_port_is_reached_in_either_address_family: no IPv6: {error}");
+            }
+        };
+        let address = listener.local_addr().unwrap();
+        assert_eq!(connect(None, address.port()).unwrap().peer_addr().unwrap(), address);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_eq!(connect(None, address.port()).unwrap().peer_addr().unwrap(), address);
+    }
 }
