@@ -8,6 +8,7 @@
 
 mod exit;
 mod files;
+mod host_devices;
 mod signals;
 
 use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
@@ -98,9 +99,13 @@ impl OciHost {
         tokio::time::timeout(STARTS_TIMEOUT, ended).await.map_err(late)
     }
 
-    async fn start_once(self: &Arc<Self>, spec: ContainerSpec) -> Result<(), RuntimeError> {
+    async fn start_once(self: &Arc<Self>, mut spec: ContainerSpec) -> Result<(), RuntimeError> {
         if self.containers.lock().contains_key(&spec.id) {
             return Ok(());
+        }
+        if spec.process.security.privileged {
+            let found = self.blocking(|| Ok(host_devices::below(Path::new("/dev")))).await?;
+            host_devices::add(&mut spec, found);
         }
         let sandbox = self.sandbox(&spec.id.pod)?;
         let client = self.client().await?;
