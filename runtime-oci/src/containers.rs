@@ -9,6 +9,7 @@
 mod exit;
 mod files;
 mod host_devices;
+mod image_files;
 mod signals;
 
 use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
@@ -27,7 +28,7 @@ use tokio::{io::AsyncWriteExt as _, time::Instant};
 
 pub(crate) use self::files::{ContainerRecord, ExitRecord, load};
 use self::{
-    files::{layers, read_in, write_container_files},
+    files::{layers, write_container_files},
     signals::stop_signal,
 };
 use crate::{
@@ -266,7 +267,10 @@ impl OciHost {
         if is_plain_root || layers.is_empty() {
             return Ok(Default::default());
         }
-        self.blocking(move || Ok((read_in(&layers, "etc/passwd"), read_in(&layers, "etc/group")))).await
+        self.blocking(move || {
+            Ok((image_files::read(&layers, "etc/passwd"), image_files::read(&layers, "etc/group")))
+        })
+        .await
     }
 
     async fn create_record(

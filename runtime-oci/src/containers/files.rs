@@ -140,13 +140,6 @@ pub(super) fn layers(mounts: &[Mount]) -> Vec<std::path::PathBuf> {
     upper.chain(lower).map(Into::into).collect()
 }
 
-/// Reads a file of an image, without following links out of it.
-pub(super) fn read_in(layers: &[std::path::PathBuf], path: &str) -> String {
-    let files = layers.iter().map(|layer| layer.join(path));
-    let found = files.into_iter().find(|file| file.symlink_metadata().is_ok_and(|found| found.is_file()));
-    found.and_then(|file| fs::read_to_string(file).ok()).unwrap_or_default()
-}
-
 /// Reads a state file of a container after a restart. Blocks.
 pub(crate) fn load<T: serde::de::DeserializeOwned>(
     layout: &Layout,
