@@ -301,10 +301,14 @@ fn host_path(source: &HostPathVolumeSource) -> Result<PathBuf, String> {
         "FileOrCreate" => {
             fs::OpenOptions::new().create(true).append(true).open(&path).map_err(failed)?;
         }
+        // Not checked; containerd makes a folder where there is nothing.
+        "" => {
+            if !path.exists() {
+                fs::create_dir_all(&path).map_err(failed)?;
+            }
+            return Ok(path);
+        }
         _ => {}
-    }
-    if kind.is_empty() {
-        return Ok(path);
     }
     let found = fs::metadata(&path).map_err(failed)?.file_type();
     let fits = match kind {
@@ -411,6 +415,7 @@ mod tests {
         assert!(host_path(&at("d", "DirectoryOrCreate")).unwrap().is_dir());
         assert!(host_path(&at("f", "FileOrCreate")).unwrap().is_file());
         assert!(host_path(&at("f", "Directory")).unwrap_err().contains("is not a Directory"));
-        assert!(host_path(&at("none", "")).is_ok());
+        assert!(host_path(&at("none/below", "")).unwrap().is_dir(), "made");
+        assert!(host_path(&at("f", "")).unwrap().is_file(), "not checked");
     }
 }
