@@ -4,6 +4,7 @@
 //! DIR/<pod uid>/<volume>/            emptyDir (a tmpfs where its medium is memory)
 //! DIR/<pod uid>/<volume>/..data ──▶ ..<time>/   configMap, secret, downwardAPI, projected
 //! DIR/<pod uid>/<volume>/            an NFS export, or the mount of a FlexVolume driver
+//! DIR/<pod uid>/.sub-paths/…         mounts of parts of volumes (`subPath`)
 //! KUBELET/pods/<pod uid>/…           the mount of a CSI driver; block devices: KUBELET/plugins/…/volumeDevices
 //! ```
 //! Files of the second kind are links through `..data`, which is replaced by one rename: a reader sees the old or the
@@ -24,13 +25,14 @@ mod ownership;
 mod path_locks;
 mod persistent;
 pub(crate) mod statistics;
+mod sub_path;
 pub(crate) mod tokens;
 
 use std::{
     collections::BTreeSet,
     fs, io,
     os::unix::fs::{PermissionsExt as _, chown},
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -104,7 +106,7 @@ impl Volumes {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
         let mut mounts = Vec::new();
-        for wanted in container.volume_mounts.iter().flatten() {
+        for (index, wanted) in container.volume_mounts.iter().flatten().enumerate() {
             let volume = volumes.iter().find(|volume| volume.name == wanted.name);
             let volume = volume.ok_or_else(|| format!("the pod has no volume {:?}", wanted.name))?;
             let sub = sub_path_of(wanted, environment)?;
@@ -113,8 +115,12 @@ impl Volumes {
                 return Err(block::wrong_use(&volume.name, true));
             }
             let path = self.make(&uid, pod, volume, sources)?;
+            let host = match sub.as_str() {
+                "" => path,
+                sub => self.mount_part(&uid, container, index, &sub_path::open(&path, sub)?)?,
+            };
             mounts.push(Mount {
-                host: sub_path(&path, &sub)?,
+                host,
                 guest: wanted.mount_path.clone(),
                 read_only: wanted.read_only.unwrap_or(false)
                     || claimed.is_some_and(|claimed| claimed.read_only)
@@ -124,6 +130,23 @@ impl Volumes {
         }
         mounts.sort_by_key(|mount| mount.guest.matches('/').count());
         Ok(mounts)
+    }
+
+    /// The source of the mount of a volume's part.
+    fn mount_part(
+        &self,
+        uid: &PodUid,
+        container: &Container,
+        index: usize,
+        part: &sub_path::VolumePart,
+    ) -> Result<PathBuf, String> {
+        let mount = container.volume_mounts.as_ref().and_then(|mounts| mounts.get(index));
+        match mount.map(propagation) {
+            // Mounts of the container propagate to the volume itself. Such a container is privileged: it can reach all
+            // of the host anyway.
+            Some(MountPropagation::Bidirectional) => Ok(part.path.clone()),
+            _ => part.mount(&self.pod(uid), &container.name, index),
+        }
     }
 
     fn make(
@@ -217,6 +240,7 @@ impl Volumes {
         if !folder.exists() {
             return Ok(());
         }
+        sub_path::unmount_all(&folder)?;
         let unmounted = self.drivers.unmount_all(&self.folder, &uid.0);
         tokio::runtime::Handle::current().block_on(unmounted).map_err(io::Error::other)?;
         if let Some(csi) = &self.csi {
@@ -342,43 +366,9 @@ fn sub_path_of(mount: &VolumeMount, environment: &[(String, String)]) -> Result<
     }
 }
 
-/// The path of a `subPath`, which is created if it does not exist.
-fn sub_path(volume: &Path, sub: &str) -> Result<PathBuf, String> {
-    if sub.is_empty() {
-        return Ok(volume.to_owned());
-    }
-    let is_inside =
-        Path::new(sub).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-    if !is_inside {
-        return Err(format!("subPath {sub:?} leaves its volume"));
-    }
-    let path = volume.join(sub);
-    if !path.exists() {
-        fs::create_dir_all(&path).map_err(|error| format!("subPath {sub:?}: {error}"))?;
-    }
-    // A symbolic link that a container created may point anywhere.
-    let (real, root) = (path.canonicalize(), volume.canonicalize());
-    match (real, root) {
-        (Ok(real), Ok(root)) if real.starts_with(&root) => Ok(real),
-        (Ok(_), Ok(_)) => Err(format!("subPath {sub:?} is a link that leaves its volume")),
-        (Err(error), _) | (_, Err(error)) => Err(format!("subPath {sub:?}: {error}")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_sub_path_stays_in_its_volume() {
-        let folder = tempfile::tempdir().unwrap();
-        let inside = sub_path(folder.path(), "a/b").unwrap();
-        assert!(inside.is_dir() && inside.ends_with("a/b"));
-        assert!(sub_path(folder.path(), "../x").unwrap_err().contains("leaves"));
-        assert!(sub_path(folder.path(), "/etc").unwrap_err().contains("leaves"));
-        std::os::unix::fs::symlink("/etc", folder.path().join("link")).unwrap();
-        assert!(sub_path(folder.path(), "link").unwrap_err().contains("link"));
-    }
 
     #[test]
     fn a_sub_path_takes_values_from_the_environment() {
