@@ -11,6 +11,8 @@ use tokio::time::Instant;
 use super::local::{Clocks, ContainerPhase, Exit, LocalContainer, LocalPod};
 use crate::job;
 
+/// The reason of a pod that was active for too long.
+const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// Upstream's default grace period.
 const GRACE_DEFAULT: Duration = Duration::from_secs(30);
 
@@ -162,7 +164,7 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Clocks) -> Step {
     let left = active_for(pod, now.wall);
     if left.is_some_and(|left| left.is_zero()) {
         let message = "Pod was active on the node longer than the specified deadline".into();
-        return Step::End { reason: "DeadlineExceeded", message };
+        return Step::End { reason: DEADLINE_EXCEEDED, message };
     }
     if init_failed(spec, local) || is_over(spec, local) {
         return plan_finished(pod, spec, local, now);
@@ -206,10 +208,11 @@ pub(crate) fn is_over(spec: &PodSpec, local: &LocalPod) -> bool {
     spec.containers.iter().all(|container| !matches!(completion(spec, local, container), Completion::Alive))
 }
 
-/// A pod that ended by itself gives its sidecars their grace period; a pod that was ended for a reason is killed at
-/// once.
+/// A pod that ended by itself gives its sidecars their grace period, and one past its deadline all of its containers, as
+/// upstream; a pod that was ended for another reason is killed at once.
 fn finish(spec: &PodSpec, local: &LocalPod) -> Step {
-    let grace = if local.ended.is_some() { Duration::ZERO } else { grace_of(spec) };
+    let is_killed = local.ended.as_ref().is_some_and(|(reason, _)| *reason != DEADLINE_EXCEEDED);
+    let grace = if is_killed { Duration::ZERO } else { grace_of(spec) };
     Step::Finish { grace }
 }
 

@@ -264,7 +264,8 @@ async fn restart_policies_decide_about_another_start() -> Result<()> {
     node.create(&pod("failing", "exit 1", json!({}), policy("OnFailure"))).await?;
     node.create(&pod("done", "exit 0", json!({}), policy("OnFailure"))).await?;
     node.create(&pod("never", "exit 1", json!({}), policy("Never"))).await?;
-    node.create(&pod("short", "exec sleep 1d", json!({}), json!({"activeDeadlineSeconds": 600}))).await?;
+    let limited = json!({"activeDeadlineSeconds": 600, "terminationGracePeriodSeconds": 1});
+    node.create(&pod("short", "exec sleep 1d", json!({}), limited)).await?;
     let count = "{.status.containerStatuses[0].restartCount}";
     for name in ["always", "failing"] {
         node.until_field(name, count, |count| count.parse::<u32>().is_ok_and(|count| count > 1)).await?;

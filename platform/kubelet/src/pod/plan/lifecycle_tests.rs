@@ -156,6 +156,17 @@ fn a_containers_own_restart_policy_is_stronger_than_the_pods() {
 }
 
 #[test]
+fn a_pod_past_its_deadline_has_its_grace_period_and_an_evicted_one_has_none() {
+    let pod = pod(json!({"containers": [{"name": "a"}], "terminationGracePeriodSeconds": 7}));
+    for (reason, seconds) in [(DEADLINE_EXCEEDED, 7), (crate::pod::evicting::EVICTED, 0)] {
+        let mut local = local(&pod, "a=run");
+        local.ended = Some((reason, String::new()));
+        let grace = Duration::from_secs(seconds);
+        assert_eq!(plan(&pod, &local, Clocks::now()), Step::Finish { grace }, "{reason}");
+    }
+}
+
+#[test]
 fn ephemeral_containers_start_at_any_time_and_once() {
     check(
         json!({"initContainers": [{"name": "i"}], "containers": [{"name": "a"}],
