@@ -93,8 +93,10 @@ pub(crate) struct LocalContainer {
     pub(crate) queued: bool,
     /// The current attempt is ended because of a probe.
     pub(crate) killed_by_probe: bool,
-    /// Ends (or failed starts) in succession, which determine the pause.
-    failures: u32,
+    /// Ends in succession, which determine the pause before a restart.
+    crashes: u32,
+    /// Failed starts and pulls in succession, which determine the pause before another try.
+    start_failures: u32,
     /// The earliest time of the next start.
     pub(crate) not_before: Option<Instant>,
 }
@@ -133,7 +135,8 @@ impl Default for LocalContainer {
             probes,
             queued: false,
             killed_by_probe: false,
-            failures: 0,
+            crashes: 0,
+            start_failures: 0,
             not_before: None,
         }
     }
@@ -328,7 +331,10 @@ impl LocalContainer {
                     self.now = ContainerPhase::Waiting { reason: reason.clone(), message: message.clone() };
                 }
             }
-            ContainerState::Running { started } => self.now = ContainerPhase::Running { started: *started },
+            ContainerState::Running { started } => {
+                self.now = ContainerPhase::Running { started: *started };
+                self.start_failures = 0;
+            }
             ContainerState::Exited { started, finished, exit_code, reason, message } => {
                 if matches!(self.now, ContainerPhase::Exited(_)) || self.not_before.is_some() {
                     return;
@@ -349,8 +355,10 @@ impl LocalContainer {
     pub(crate) fn restart_later(&mut self, name: &str, now: Clocks) -> bool {
         let ContainerPhase::Exited(exit) = self.now.clone() else { return false };
         let ran = Duration::try_from(exit.finished.duration_since(exit.started)).unwrap_or_default();
-        self.failures = if ran >= STABLE_AFTER { 1 } else { self.failures.saturating_add(1) };
-        let pause = match self.failures {
+        self.crashes = if ran >= STABLE_AFTER { 1 } else { self.crashes.saturating_add(1) };
+        // An attempt that ended was started, even if it was never seen running.
+        self.start_failures = 0;
+        let pause = match self.crashes {
             0 | 1 => Duration::ZERO,
             more => CRASH.full(more - 1),
         };
@@ -391,13 +399,48 @@ impl LocalContainer {
     }
 
     fn wait(&mut self, reason: &str, message: String, pauses: Backoff, now: Instant) {
-        self.failures = self.failures.saturating_add(1);
-        self.not_before = Some(now + pauses.full(self.failures));
+        self.start_failures = self.start_failures.saturating_add(1);
+        self.not_before = Some(now + pauses.full(self.start_failures));
         self.now = ContainerPhase::Waiting { reason: reason.into(), message };
     }
 
     pub(crate) fn started(&mut self, at: Timestamp) {
         self.now = ContainerPhase::Running { started: at };
+        self.start_failures = 0;
         self.not_before = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_pulls_and_crashes_have_their_own_pauses() {
+        let (mut container, now) = (LocalContainer::default(), Clocks::now());
+        let crash = |container: &mut LocalContainer| {
+            container.started(now.wall);
+            let (reason, message) = ("Error".into(), String::new());
+            let (started, finished) = (now.wall, now.wall);
+            container.now = ContainerPhase::Exited(Exit { started, finished, exit_code: 1, reason, message });
+            container.restart_later("main", now)
+        };
+        for _ in 0..6 {
+            container.pull_failed("app:1", "not found", true, now.steady);
+        }
+        assert_eq!(container.not_before, Some(now.steady + PULL_REMOTE.most));
+        assert!(
+            !crash(&mut container),
+            "the first restart is immediate, whatever was before the first start"
+        );
+        for crashes in 1..6 {
+            assert!(crash(&mut container));
+            assert_eq!(container.not_before, Some(now.steady + CRASH.full(crashes)), "{crashes}");
+        }
+        container.pull_failed("app:1", "not found", true, now.steady);
+        assert_eq!(container.not_before, Some(now.steady + PULL_REMOTE.first));
+        container.start_failed("RunContainerError", String::new(), now.steady);
+        assert!(crash(&mut container));
+        assert_eq!(container.not_before, Some(now.steady + CRASH.full(6)), "pulls do not reset the crashes");
     }
 }
