@@ -50,7 +50,10 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
             false => matches!(&known.now, ContainerPhase::Exited(exit) if exit.exit_code == 0),
         }
     };
-    let initialised = has_initialised(spec, local) || inits.iter().all(is_done);
+    let incomplete: Vec<&str> = match has_initialised(spec, local) {
+        true => Vec::new(),
+        false => inits.iter().filter(|one| !is_done(one)).map(|one| one.name.as_str()).collect(),
+    };
     let unready: Vec<&str> = probed_containers(spec)
         .filter(|container| !plan::is_ready(container, &local.container(&container.name)))
         .map(|container| container.name.as_str())
@@ -75,18 +78,31 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
         Some((EVICTED, message)) if message.starts_with(LOW_RESOURCE) => Some(message.as_str()),
         _ => lost,
     };
-    let facts = Facts { phase, initialised, unready: &unready, disruption, gates: missing_gates(spec, &old) };
+    let facts = Facts {
+        phase,
+        has_sandbox: local.sandbox,
+        incomplete: &incomplete,
+        unready: &unready,
+        disruption,
+        gates: missing_gates(spec, &old),
+    };
     let ephemeral: Vec<Container> = ephemeral_containers(spec).collect();
     PodStatus {
         phase: Some(phase.into()),
         conditions: Some(conditions(&old, &facts, now)),
         container_statuses: Some(with_devices(
-            statuses(&spec.containers, local, "ContainerCreating", initialised),
+            statuses(&spec.containers, local, "ContainerCreating", incomplete.is_empty()),
             local,
             old.container_statuses.as_deref(),
         )),
         init_container_statuses: spec.init_containers.as_ref().map(|containers| {
-            let statuses = statuses(containers, local, "PodInitializing", true);
+            let mut statuses = statuses(containers, local, "PodInitializing", true);
+            for (status, container) in statuses.iter_mut().zip(containers) {
+                if !is_sidecar(container) {
+                    // As upstream: an init container is ready once it has succeeded.
+                    status.ready = is_done(container);
+                }
+            }
             with_devices(statuses, local, old.init_container_statuses.as_deref())
         }),
         ephemeral_container_statuses: (!ephemeral.is_empty())
@@ -156,7 +172,9 @@ fn phase(spec: &PodSpec, local: &LocalPod, old: &PodStatus) -> &'static str {
 
 struct Facts<'a> {
     phase: &'static str,
-    initialised: bool,
+    has_sandbox: bool,
+    /// The init containers that are not done.
+    incomplete: &'a [&'a str],
     unready: &'a [&'a str],
     /// The cause, if the pod was ended by something other than its program.
     disruption: Option<&'a str>,
@@ -194,26 +212,27 @@ fn disrupted(known: &[PodCondition], message: &str, now: Timestamp) -> PodCondit
 }
 
 fn conditions(old: &PodStatus, facts: &Facts<'_>, now: Timestamp) -> Vec<PodCondition> {
-    let completed = facts.phase == "Succeeded";
     let ready = facts.unready.is_empty() && facts.phase == "Running";
     let unready = || format!("containers with unready status: [{}]", facts.unready.join(" "));
-    let why = |good: bool| match (good, completed) {
+    let why = |good: bool| match (good, facts.phase) {
         (true, _) => (None, None),
-        (false, true) => (Some("PodCompleted".into()), None),
-        (false, false) => (Some("ContainersNotReady".into()), Some(unready())),
+        (false, "Succeeded") => (Some("PodCompleted".into()), None),
+        (false, "Failed") => (Some("PodFailed".into()), None),
+        (false, _) => (Some("ContainersNotReady".into()), Some(unready())),
     };
-    let initialised = facts.initialised || completed;
+    let incomplete = || format!("containers with incomplete status: [{}]", facts.incomplete.join(" "));
+    let (initialised, why_initialised) = match (facts.phase, facts.incomplete) {
+        ("Succeeded", _) => (true, (Some("PodCompleted".into()), None)),
+        (_, []) => (true, (None, None)),
+        _ => (false, (Some("ContainersNotInitialized".into()), Some(incomplete()))),
+    };
     let (gated, whether) = match facts.gates.is_empty() || !ready {
         true => (ready, why(ready)),
         false => (false, (Some("ReadinessGatesNotReady".into()), Some(facts.gates.join(", ")))),
     };
     let wanted = [
-        ("PodReadyToStartContainers", facts.phase == "Running", (None, None)),
-        (
-            "Initialized",
-            initialised,
-            if initialised { (None, None) } else { (Some("ContainersNotInitialized".into()), None) },
-        ),
+        ("PodReadyToStartContainers", facts.has_sandbox, (None, None)),
+        ("Initialized", initialised, why_initialised),
         ("Ready", gated, whether),
         ("ContainersReady", ready, why(ready)),
         ("PodScheduled", true, (None, None)),
@@ -348,6 +367,71 @@ mod tests {
             condition(DISRUPTION_TARGET, Some("PreemptionByScheduler")),
         ];
         assert_eq!(patch(&status(foreign.to_vec()))["conditions"], json!([]));
+    }
+
+    /// A condition as `status reason message`.
+    fn shown(status: &PodStatus, kind: &str) -> String {
+        let found = status.conditions.iter().flatten().find(|condition| condition.type_ == kind).unwrap();
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        format!("{} {} {}", found.status, text(&found.reason), text(&found.message)).trim_end().to_owned()
+    }
+
+    #[test]
+    fn conditions_have_upstreams_reasons() {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"},
+            "spec": {"restartPolicy": "Never", "initContainers": [{"name": "first"}, {"name": "second"}],
+                "containers": [{"name": "main"}]}}))
+        .unwrap();
+        let at = Timestamp::UNIX_EPOCH;
+        let running = ContainerState::Running { started: at };
+        let ended = |exit_code| {
+            let (reason, message) = (String::new(), String::new());
+            ContainerState::Exited { started: at, finished: at, exit_code, reason, message }
+        };
+        let of = |sandbox: bool, states: &[(&str, ContainerState)]| {
+            let mut local = LocalPod::from_status(&pod, &[]);
+            local.sandbox = sandbox;
+            let id = |name: &str| ContainerId { pod: local.uid.clone(), name: name.into(), attempt: 0 };
+            let states: Vec<_> = states.iter().map(|(name, state)| (id(name), state.clone())).collect();
+            local.observe(&states);
+            status(&pod, &local, at)
+        };
+        let inits = |status: &PodStatus| -> Vec<bool> {
+            status.init_container_statuses.iter().flatten().map(|one| one.ready).collect()
+        };
+        let unready = "False ContainersNotReady containers with unready status: [main]";
+
+        let new = of(false, &[]);
+        assert_eq!(shown(&new, "PodReadyToStartContainers"), "False");
+        let made = of(true, &[("first", running.clone())]);
+        assert_eq!(shown(&made, "PodReadyToStartContainers"), "True", "while images are pulled, too");
+        assert_eq!(
+            shown(&made, "Initialized"),
+            "False ContainersNotInitialized containers with incomplete status: [first second]"
+        );
+        assert_eq!(shown(&made, "Ready"), unready);
+        assert_eq!(inits(&made), [false, false], "an init container that runs is not ready");
+
+        let half = of(true, &[("first", ended(0)), ("second", running.clone())]);
+        assert_eq!(
+            shown(&half, "Initialized"),
+            "False ContainersNotInitialized containers with incomplete status: [second]"
+        );
+        assert_eq!(inits(&half), [true, false]);
+
+        let done = [("first", ended(0)), ("second", ended(0))];
+        let runs = of(true, &[&done[..], &[("main", running)]].concat());
+        assert_eq!(shown(&runs, "Initialized"), "True");
+        assert_eq!(shown(&runs, "Ready"), "True");
+        assert_eq!(inits(&runs), [true, true]);
+
+        let succeeded = of(false, &[&done[..], &[("main", ended(0))]].concat());
+        assert_eq!(shown(&succeeded, "Initialized"), "True PodCompleted");
+        assert_eq!(shown(&succeeded, "ContainersReady"), "False PodCompleted");
+        assert_eq!(shown(&succeeded, "PodReadyToStartContainers"), "False");
+        let failed = of(false, &[&done[..], &[("main", ended(1))]].concat());
+        assert_eq!(shown(&failed, "Initialized"), "True");
+        assert_eq!(shown(&failed, "Ready"), "False PodFailed");
     }
 
     #[test]
