@@ -13,7 +13,7 @@ use mayfly_api::{
     k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
 use mayfly_informer::reconcile::Outcome;
-use mayfly_runtime::{PodUid, Runtime};
+use mayfly_runtime::{ContainerState, PodUid, Runtime};
 use serde_json::json;
 use tokio::{task::spawn_blocking, time::Instant};
 
@@ -24,16 +24,18 @@ use super::{
 };
 use crate::{job, volumes};
 
-/// The pause between attempts to unmount the volumes of a pod that ends.
-const UNMOUNT_AGAIN: Duration = Duration::from_secs(1);
+/// The pause between attempts to end the containers of a pod, or to unmount its volumes.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 /// The number of pods whose leftovers are removed concurrently.
 const REMOVALS_MAX: usize = 16;
 
 impl Worker {
     pub(super) async fn remove_sandbox(&self, local: &mut LocalPod, runtime: &dyn Runtime) {
-        if let Err(error) = runtime.remove_sandbox(&local.uid).await {
-            tracing::warn!(uid = %local.uid, %error, "could not remove a sandbox");
-        }
+        kill_sandbox(&local.uid, runtime).await;
+        self.forget_sandbox(local);
+    }
+
+    fn forget_sandbox(&self, local: &mut LocalPod) {
         local.sandbox = false;
         if let Some(devices) = &self.devices {
             devices.release(&local.uid);
@@ -53,7 +55,14 @@ impl Worker {
         self.stop_gracefully(pod, local, runtime, grace).await;
         let mut local = local.clone();
         local.observe(&runtime.containers(&local.uid));
-        self.remove_sandbox(&mut local, &**runtime).await;
+        let is_forced = pod.metadata.deletion_grace_period_seconds == Some(0);
+        if kill_sandbox(&local.uid, &**runtime).await && !is_forced {
+            // Its address, devices and volumes are still used, and clients may rely on it that a pod that is gone does
+            // not run: a StatefulSet starts the next pod of the same name.
+            self.keep(key, &local);
+            return Ok(Outcome::RequeueAfter(TRY_AGAIN));
+        }
+        self.forget_sandbox(&mut local);
         if needs_collecting(pod, &local) && local.collect_not_before.is_none_or(|at| at <= Instant::now()) {
             self.collect(key, pod, &mut local).await?;
         }
@@ -64,7 +73,7 @@ impl Worker {
             if !over {
                 local.ended.get_or_insert(("Terminated", "The pod was deleted".into()));
             }
-            if needs_collecting(pod, &local) && pod.metadata.deletion_grace_period_seconds != Some(0) {
+            if needs_collecting(pod, &local) && !is_forced {
                 self.write_status(pod, &local, Timestamp::now()).await?;
                 let rest = local.collect_not_before.map(|at| at.saturating_duration_since(Instant::now()));
                 return Ok(Outcome::RequeueAfter(rest.unwrap_or_default()));
@@ -73,14 +82,14 @@ impl Worker {
             local.collected = true;
             self.write_status(pod, &local, Timestamp::now()).await?;
             self.keep(key, &local);
-            if pod.metadata.deletion_grace_period_seconds == Some(0) {
+            if is_forced {
                 return Ok(Outcome::Done);
             }
         }
         // A volume must not be detached while it is mounted here, and the controller detaches it once no pod refers to
         // it.
         if volumes::may_have_csi(pod) && !self.remove_volumes(&local.uid).await {
-            return Ok(Outcome::RequeueAfter(UNMOUNT_AGAIN));
+            return Ok(Outcome::RequeueAfter(TRY_AGAIN));
         }
         self.remove_object(pod).await?;
         Ok(Outcome::Done)
@@ -241,6 +250,13 @@ impl Worker {
         }
         is_clean
     }
+}
+
+/// Kills what runs in a pod's sandbox and removes it. Returns whether that failed and a container still runs.
+async fn kill_sandbox(uid: &PodUid, runtime: &dyn Runtime) -> bool {
+    let Err(error) = runtime.remove_sandbox(uid).await else { return false };
+    tracing::warn!(%uid, %error, "could not remove a sandbox");
+    runtime.containers(uid).iter().any(|(_, state)| matches!(state, ContainerState::Running { .. }))
 }
 
 /// The exit of a job's first container, which is part of its outputs.

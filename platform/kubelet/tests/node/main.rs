@@ -15,6 +15,7 @@ use serde_json::json;
 
 mod cluster;
 mod devices;
+mod ending;
 mod jobs;
 mod log_sockets;
 mod logs;
