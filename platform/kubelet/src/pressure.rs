@@ -9,7 +9,7 @@ use mayfly_api::{k8s::api::core::v1::Pod, resources::Amounts};
 use mayfly_runtime::PodUid;
 use tokio::time::Instant;
 
-use crate::local_storage::EPHEMERAL_STORAGE;
+use crate::{local_storage::EPHEMERAL_STORAGE, static_pods::is_static};
 
 /// The interval of measurements (upstream: 10 s).
 pub(crate) const MEASURE_EVERY: Duration = Duration::from_secs(10);
@@ -25,6 +25,8 @@ const DISK_BYTES_MIN: u64 = 1 << 30;
 const INODES_PERCENT_MIN: u64 = 5;
 /// Share of the process numbers that must be free.
 const PIDS_PERCENT_MIN: u64 = 5;
+/// The lowest priority of a critical pod (upstream's `SystemCriticalPriority`).
+const CRITICAL_PRIORITY_MIN: i32 = 2_000_000_000;
 /// The name of the resource in messages.
 pub(crate) const INODES: &str = "inodes";
 /// The prefix of the message of a pod that was evicted for a shortage of the node (upstream's).
@@ -245,9 +247,17 @@ pub(crate) struct EvictionCandidate {
     requested: u64,
 }
 
+/// Whether the node depends on the pod, so that it is never evicted: a static pod, or one of the `system-…` priority
+/// classes (upstream's `IsCriticalPod`).
+pub(crate) fn is_critical(pod: &Pod) -> bool {
+    let priority = pod.spec.as_ref().and_then(|spec| spec.priority);
+    is_static(pod) || priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY_MIN)
+}
+
 impl EvictionCandidate {
+    /// `None`: the pod must not be evicted.
     pub(crate) fn of(pod: &Pod, resource: &str, used: u64) -> Option<Self> {
-        let spec = pod.spec.as_ref()?;
+        let spec = pod.spec.as_ref().filter(|_| !is_critical(pod))?;
         Some(Self {
             uid: PodUid(pod.metadata.uid.clone()?),
             priority: spec.priority.unwrap_or(0),
@@ -335,6 +345,20 @@ mod tests {
         assert!(state.update(false, after(300)));
         assert!(!state.update(false, after(310)));
         assert!(!state.update(false, after(311)));
+    }
+
+    #[test]
+    fn pods_that_the_node_depends_on_are_not_evicted() {
+        let pod = |annotations: serde_json::Value, priority: i32| -> Pod {
+            let metadata = serde_json::json!({"uid": "u", "annotations": annotations});
+            let spec = serde_json::json!({"containers": [], "priority": priority});
+            serde_json::from_value(serde_json::json!({"metadata": metadata, "spec": spec})).unwrap()
+        };
+        let is_candidate = |pod: &Pod| EvictionCandidate::of(pod, "memory", 1).is_some();
+        let mirror = serde_json::json!({"kubernetes.io/config.mirror": "hash"});
+        assert!(is_candidate(&pod(serde_json::json!({}), 1_000_000_000)));
+        assert!(!is_candidate(&pod(serde_json::json!({}), 2_000_000_000)));
+        assert!(!is_candidate(&pod(mirror, 0)));
     }
 
     #[test]

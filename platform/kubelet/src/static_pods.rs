@@ -81,7 +81,7 @@ impl StaticPods {
         let mut pods = self.pods.list();
         pods.retain(|pod| {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-            node == Some(self.node.as_str()) && annotation(pod, ANNOTATION_MIRROR).is_some()
+            node == Some(self.node.as_str()) && is_static(pod)
         });
         pods
     }
@@ -107,6 +107,11 @@ impl StaticPods {
             Err(error) => tracing::warn!(?step, %error, "cannot update a static pod; will try again"),
         }
     }
+}
+
+/// Whether the pod is the object of a static pod.
+pub(crate) fn is_static(pod: &Pod) -> bool {
+    annotation(pod, ANNOTATION_MIRROR).is_some()
 }
 
 fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a String> {

@@ -112,7 +112,7 @@ impl Worker {
         let over: Vec<(PodUid, String)> = {
             let (local, storage) = (self.local.lock(), self.storage.lock());
             let over = local.iter().filter_map(|(key, known)| {
-                let pod = self.pods.get(key)?;
+                let pod = self.pods.get(key).filter(|pod| !pressure::is_critical(pod))?;
                 Some((known.uid.clone(), storage.get(&known.uid)?.exceeded(pod.spec.as_ref()?)?))
             });
             over.collect()
