@@ -11,7 +11,10 @@ use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt as _, stream};
-use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
+use mayfly_api::{
+    ObjectKey,
+    k8s::api::core::v1::{Pod, PodStatus},
+};
 use mayfly_runtime::{
     ContainerId,
     logs::{LogOptions, LogReader, LogStream},
@@ -117,18 +120,22 @@ impl Followed {
         let Some(now) = self.logs.pods.get(&key).filter(|now| now.metadata.uid == metadata.uid) else {
             return true;
         };
-        let Some(status) = &now.status else { return false };
-        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
-            return true;
-        }
-        let all = status.container_statuses.iter().flatten();
-        let mut all = all.chain(status.init_container_statuses.iter().flatten());
-        all.find(|container| container.name == self.id.name).is_some_and(|container| {
-            let attempt = u32::try_from(container.restart_count).unwrap_or(0);
-            let ended = container.state.as_ref().is_some_and(|state| state.terminated.is_some());
-            attempt > self.id.attempt || ended
-        })
+        now.status.as_ref().is_some_and(|status| is_over(status, &self.id))
     }
+}
+
+/// Whether the pod, or this run of its container, has ended.
+fn is_over(status: &PodStatus, id: &ContainerId) -> bool {
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return true;
+    }
+    let all = status.container_statuses.iter().chain(&status.init_container_statuses);
+    let mut all = all.chain(&status.ephemeral_container_statuses).flatten();
+    all.find(|container| container.name == id.name).is_some_and(|container| {
+        let attempt = u32::try_from(container.restart_count).unwrap_or(0);
+        let ended = container.state.as_ref().is_some_and(|state| state.terminated.is_some());
+        attempt > id.attempt || ended
+    })
 }
 
 async fn open(logs: &Logs, pod: &Pod, id: &ContainerId, options: LogOptions) -> io::Result<LogReader> {
@@ -140,5 +147,31 @@ async fn next_of(lines: &mut Option<LogReader>) -> Option<io::Result<Bytes>> {
     match lines {
         Some(lines) => lines.next().await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mayfly_runtime::PodUid;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_log_ends_with_its_container_of_whatever_kind() {
+        let id = ContainerId { pod: PodUid("u".into()), name: "c".into(), attempt: 1 };
+        let of = |list: &str, restarts: u32, state: &str| -> bool {
+            let container = json!({"name": "c", "image": "", "imageID": "", "ready": false,
+                "restartCount": restarts, "state": {state: {"exitCode": 0}}});
+            let status = json!({"phase": "Running", list: [container]});
+            is_over(&serde_json::from_value(status).unwrap(), &id)
+        };
+        for list in ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"] {
+            assert!(!of(list, 1, "running"), "{list}");
+            assert!(of(list, 1, "terminated"), "{list}");
+            assert!(of(list, 2, "running"), "{list}");
+        }
+        let ended = PodStatus { phase: Some("Failed".into()), ..PodStatus::default() };
+        assert!(is_over(&ended, &id) && !is_over(&PodStatus::default(), &id));
     }
 }
