@@ -69,6 +69,8 @@ pub(crate) fn resolve(
     override_with(&mut resolved, own);
     let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
     let limit = |name: &str| limits.and_then(|limits| limits.get(name));
+    // A limit of zero is none, as upstream.
+    let limited = |amount: &u64| *amount > 0;
     let id = ContainerId {
         pod: PodUid(pod.metadata.uid.clone().unwrap_or_default()),
         name: container.name.clone(),
@@ -84,8 +86,8 @@ pub(crate) fn resolve(
         command: expanded(&container.command),
         args: expanded(&container.args),
         env: resolved,
-        memory_bytes_max: limit("memory").and_then(|value| quantity::whole(value).ok()),
-        cpu_millis_max: limit("cpu").and_then(|value| quantity::millis(value).ok()),
+        memory_bytes_max: limit("memory").and_then(|value| quantity::whole(value).ok()).filter(limited),
+        cpu_millis_max: limit("cpu").and_then(|value| quantity::millis(value).ok()).filter(limited),
         ports: container
             .ports
             .iter()
@@ -183,4 +185,56 @@ fn field(
         (None, None) => return None,
     };
     Some(EnvVar { name: variable.name.clone(), value: Some(value), value_from: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use mayfly_api::{
+        k8s::api::core::v1::{ConfigMap, Secret},
+        resources::Amounts,
+    };
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    struct NoObjects;
+
+    impl EnvSources for NoObjects {
+        fn config_map(&self, _: &str, _: &str) -> Option<Arc<ConfigMap>> {
+            None
+        }
+
+        fn secret(&self, _: &str, _: &str) -> Option<Arc<Secret>> {
+            None
+        }
+    }
+
+    fn resolved(container: Value) -> ContainerSpec {
+        let pod: Pod = serde_json::from_value(
+            json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": [container]}}),
+        )
+        .unwrap();
+        let sources = EnvironmentSources {
+            objects: &NoObjects,
+            node: NodeView { name: "n", allocatable: &Amounts::default() },
+            address: None,
+            services: Vec::new(),
+        };
+        let container = &pod.spec.as_ref().unwrap().containers[0];
+        resolve(&pod, container, 0, sources, &LogLayout::new("/logs")).unwrap()
+    }
+
+    #[test]
+    fn a_limit_of_zero_is_none() {
+        for (limits, cpu, memory) in [
+            (json!({"cpu": "250m", "memory": "64Mi"}), Some(250), Some(64 << 20)),
+            (json!({"cpu": "0", "memory": "0"}), None, None),
+            (json!({}), None, None),
+        ] {
+            let spec = resolved(json!({"name": "c", "resources": {"limits": limits}}));
+            assert_eq!((spec.cpu_millis_max, spec.memory_bytes_max), (cpu, memory), "{limits}");
+        }
+    }
 }
