@@ -40,8 +40,8 @@ pub(crate) fn names_sources(container: &Container) -> bool {
 pub(crate) struct EnvironmentSources<'a, S> {
     pub(crate) objects: &'a S,
     pub(crate) node: NodeView<'a>,
-    /// The pod's address.
-    pub(crate) address: Option<std::net::IpAddr>,
+    /// The pod's addresses, the primary one first.
+    pub(crate) addresses: &'a [std::net::IpAddr],
     /// The variables of Services; every other source overrides them.
     pub(crate) services: Vec<(String, String)>,
 }
@@ -54,9 +54,9 @@ pub(crate) fn resolve(
     sources: EnvironmentSources<'_, impl EnvSources>,
     logs: &LogLayout,
 ) -> Result<ContainerSpec, EnvError> {
-    let EnvironmentSources { objects, node, address, services } = sources;
+    let EnvironmentSources { objects, node, addresses, services } = sources;
     let key = ObjectKey::of(pod);
-    let pod_fields = |variable: &EnvVar| field(pod, container, variable, address, node);
+    let pod_fields = |variable: &EnvVar| field(pod, container, variable, addresses, node);
     let variables: Vec<EnvVar> = container
         .env
         .iter()
@@ -173,12 +173,12 @@ fn field(
     pod: &Pod,
     container: &Container,
     variable: &EnvVar,
-    address: Option<std::net::IpAddr>,
+    addresses: &[std::net::IpAddr],
     node: NodeView<'_>,
 ) -> Option<EnvVar> {
     let source = variable.value_from.as_ref()?;
     let value = match (&source.field_ref, &source.resource_field_ref) {
-        (Some(field), _) => fields::of_pod(pod, &field.field_path, address, node.name)?,
+        (Some(field), _) => fields::of_pod(pod, &field.field_path, addresses, node.name)?,
         (None, Some(selector)) => {
             fields::of_resources(pod, Some(container), selector, node.allocatable).ok()?
         }
@@ -219,7 +219,7 @@ mod tests {
         let sources = EnvironmentSources {
             objects: &NoObjects,
             node: NodeView { name: "n", allocatable: &Amounts::default() },
-            address: None,
+            addresses: &[],
             services: Vec::new(),
         };
         let container = &pod.spec.as_ref().unwrap().containers[0];

@@ -19,8 +19,8 @@ pub(crate) struct NodeView<'a> {
     pub(crate) allocatable: &'a Amounts,
 }
 
-/// A field by its path; `None` if the path is unknown.
-pub(crate) fn of_pod(pod: &Pod, path: &str, address: Option<IpAddr>, node: &str) -> Option<String> {
+/// A field by its path; `None` if the path is unknown. `addresses`: the pod's, the primary one first.
+pub(crate) fn of_pod(pod: &Pod, path: &str, addresses: &[IpAddr], node: &str) -> Option<String> {
     let quoted =
         |prefix: &str| path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']").map(str::to_owned);
     let of = |map: &Option<BTreeMap<String, String>>, key: &str| {
@@ -42,7 +42,8 @@ pub(crate) fn of_pod(pod: &Pod, path: &str, address: Option<IpAddr>, node: &str)
         "spec.serviceAccountName" => {
             spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default()
         }
-        "status.podIP" | "status.podIPs" => address.map(|address| address.to_string()).unwrap_or_default(),
+        "status.podIP" => addresses.first().map(ToString::to_string).unwrap_or_default(),
+        "status.podIPs" => addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
         "status.hostIP" | "status.hostIPs" => super::status::HOST_ADDRESS.into(),
         _ => match (quoted("metadata.labels"), quoted("metadata.annotations")) {
             (Some(key), _) => of(&pod.metadata.labels, &key),
@@ -101,6 +102,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_pod_has_one_address_or_several() {
+        let pod = Pod::default();
+        let addresses: [IpAddr; 2] = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
+        for (path, count, expected) in [
+            ("status.podIP", 2, "10.0.0.2"),
+            ("status.podIPs", 2, "10.0.0.2,fd00::2"),
+            ("status.podIPs", 1, "10.0.0.2"),
+            ("status.podIP", 0, ""),
+            ("status.podIPs", 0, ""),
+        ] {
+            assert_eq!(
+                of_pod(&pod, path, &addresses[..count], "n").as_deref(),
+                Some(expected),
+                "{path} {count}"
+            );
+        }
+    }
 
     #[test]
     fn limits_are_counted_in_the_divisors_units() {

@@ -57,10 +57,11 @@ impl Worker {
         }
         self.services.synced().await;
         let services = self.services.list();
+        let addresses: Vec<_> = local.address.iter().chain(&local.more_addresses).copied().collect();
         let sources = EnvironmentSources {
             objects: &self.sources,
             node: self.view(),
-            address: local.address,
+            addresses: &addresses,
             services: service_links::variables(pod, services.iter().map(|service| &**service)),
         };
         let resolved = container::resolve(pod, spec, attempt, sources, &self.logs);

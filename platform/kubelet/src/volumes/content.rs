@@ -153,7 +153,7 @@ fn downward(
     let mut files = VolumeFiles::new();
     for item in items {
         let text = if let Some(field) = &item.field_ref {
-            fields::of_pod(pod, &field.field_path, sources.address, sources.node.name)
+            fields::of_pod(pod, &field.field_path, sources.address.as_slice(), sources.node.name)
                 .ok_or_else(|| format!("the field {:?} is unknown", field.field_path))?
         } else if let Some(resource) = &item.resource_field_ref {
             fields::of_resources(pod, None, resource, sources.node.allocatable)?
