@@ -52,6 +52,9 @@ use flex::{FlexDrivers, FlexSource};
 
 use crate::pod::fields::NodeView;
 
+/// The name of an emptyDir while it is made, in the folder of its pod.
+const EMPTY_DIR_DRAFT: &str = ".emptydir";
+
 /// The volumes of a node's pods.
 #[derive(Clone, Debug)]
 pub(crate) struct Volumes {
@@ -121,14 +124,14 @@ impl Volumes {
             };
             mounts.push(Mount {
                 host,
-                guest: wanted.mount_path.clone(),
+                guest: guest_path(&wanted.mount_path),
                 read_only: wanted.read_only.unwrap_or(false)
                     || claimed.is_some_and(|claimed| claimed.read_only)
                     || FileSource::of(volume).is_some(),
                 propagation: propagation(wanted),
             });
         }
-        mounts.sort_by_key(|mount| mount.guest.matches('/').count());
+        mounts.sort_by_key(|mount| Path::new(&mount.guest).components().count());
         Ok(mounts)
     }
 
@@ -261,6 +264,14 @@ impl Volumes {
     }
 }
 
+/// A `mountPath` in the container; a relative one is below the root, as upstream.
+fn guest_path(mount_path: &str) -> String {
+    match mount_path.starts_with('/') {
+        true => mount_path.to_owned(),
+        false => format!("/{mount_path}"),
+    }
+}
+
 fn propagation(mount: &VolumeMount) -> MountPropagation {
     match mount.mount_propagation.as_deref() {
         Some("HostToContainer") => MountPropagation::HostToContainer,
@@ -292,26 +303,32 @@ fn fs_group(pod: &Pod) -> Option<u32> {
     u32::try_from(security.fs_group?).ok()
 }
 
+/// Makes an emptyDir; one that exists stays as its containers left it.
 fn empty_dir(path: &Path, in_memory: bool, limit: Option<u64>, group: Option<u32>) -> io::Result<()> {
-    let is_new = !path.exists();
-    fs::create_dir_all(path)?;
-    if in_memory && !is_mount_point(path) {
-        let options = limit.map(|bytes| format!("size={bytes}"));
-        mount(
-            Some("tmpfs"),
-            path,
-            Some("tmpfs"),
-            MsFlags::MS_NOSUID | MsFlags::MS_NODEV,
-            options.as_deref(),
-        )?;
+    // All users in the pod may write; new files belong to the pod's group.
+    let mode = if group.is_some() { 0o2777 } else { 0o777 };
+    if in_memory {
+        fs::create_dir_all(path)?;
+        if is_mount_point(path) {
+            return Ok(());
+        }
+        // Set by the mount itself, so that a crash leaves no volume without them.
+        let mut options = format!("mode={mode:o}");
+        for (name, value) in [("size", limit), ("gid", group.map(u64::from))] {
+            options.extend(value.map(|value| format!(",{name}={value}")));
+        }
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        return Ok(mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options.as_str()))?);
     }
-    if is_new || in_memory {
-        chown(path, None, group)?;
-        // All users in the pod may write; new files belong to the pod's group.
-        let mode = if group.is_some() { 0o2777 } else { 0o777 };
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+    if path.exists() {
+        return Ok(());
     }
-    Ok(())
+    // Written under another name first, so that a folder with the final name is complete. No volume has this name.
+    let draft = path.with_file_name(EMPTY_DIR_DRAFT);
+    fs::create_dir_all(&draft)?;
+    chown(&draft, None, group)?;
+    fs::set_permissions(&draft, fs::Permissions::from_mode(mode))?;
+    fs::rename(&draft, path)
 }
 
 /// The path of a `hostPath`, checked against its type.
@@ -392,6 +409,42 @@ mod tests {
             let expected = expected.map(str::to_owned).map_err(str::to_owned);
             assert_eq!(part(expression), expected, "{expression}");
         }
+    }
+
+    #[test]
+    fn an_empty_dir_that_exists_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, pod) = (folder.path().join("pod/cache"), folder.path().join("pod"));
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        // A crash has interrupted an earlier start.
+        fs::create_dir_all(pod.join(EMPTY_DIR_DRAFT)).unwrap();
+        empty_dir(&path, false, None, None).unwrap();
+        assert_eq!(mode(&path), 0o777);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        empty_dir(&path, false, None, None).unwrap();
+        assert_eq!(mode(&path), 0o700);
+        if !rustix::process::geteuid().is_root() {
+            println!("SKIPPED an_empty_dir_that_exists_stays_as_it_is, in memory: not root");
+            return;
+        }
+        let path = folder.path().canonicalize().unwrap().join("memory");
+        if let Err(error) = empty_dir(&path, true, Some(1 << 20), Some(4321)) {
+            println!("SKIPPED an_empty_dir_that_exists_stays_as_it_is, in memory: {error}");
+            return;
+        }
+        let group = std::os::unix::fs::MetadataExt::gid(&fs::metadata(&path).unwrap());
+        let size = rustix::fs::statvfs(&path).map(|found| found.f_blocks * found.f_frsize).unwrap();
+        assert_eq!((mode(&path), group, size), (0o2777, 4321, 1 << 20));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        empty_dir(&path, true, Some(1 << 20), Some(4321)).unwrap();
+        assert_eq!(mode(&path), 0o700);
+        umount2(&path, MntFlags::MNT_DETACH).unwrap();
+    }
+
+    #[test]
+    fn relative_mount_paths_are_below_the_root() {
+        assert_eq!(guest_path("data/x"), "/data/x");
+        assert_eq!(guest_path("/data/x/"), "/data/x/");
     }
 
     #[test]
