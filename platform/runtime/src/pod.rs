@@ -179,6 +179,8 @@ pub struct SecurityOptions {
     pub user: Option<i64>,
     pub group: Option<i64>,
     pub supplemental_groups: Vec<i64>,
+    /// Whether the process is in no group for the sole reason that the image's `/etc/group` lists its user.
+    pub ignores_image_groups: bool,
     /// Whether starting as user 0 is refused.
     pub run_as_non_root: bool,
     pub privileged: bool,

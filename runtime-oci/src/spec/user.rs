@@ -58,7 +58,7 @@ pub(crate) fn user(
         let is_member = row.get(3)?.split(',').any(|member| !user_name.is_empty() && member == user_name);
         row.get(2)?.parse::<u32>().ok().filter(|_| is_member)
     });
-    let mut groups: Vec<u32> = in_image.collect();
+    let mut groups: Vec<u32> = in_image.filter(|_| !security.ignores_image_groups).collect();
     for id in &security.supplemental_groups {
         groups.push(number(*id)?);
     }
@@ -89,6 +89,10 @@ mod tests {
             ..SecurityOptions::default()
         };
         assert_eq!(user(&own, "app", passwd, group), expected(1000, 2000, &[3000]));
+        let strict = SecurityOptions { ignores_image_groups: true, ..SecurityOptions::default() };
+        assert_eq!(user(&strict, "app", passwd, group), expected(100, 101, &[]));
+        let strict = SecurityOptions { supplemental_groups: vec![7], ..strict };
+        assert_eq!(user(&strict, "app", passwd, group), expected(100, 101, &[7]));
         assert!(user(&plain, "nobody", passwd, group).is_err());
     }
 }

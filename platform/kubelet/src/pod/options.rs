@@ -136,6 +136,7 @@ fn security(pod: &Pod, container: &Container) -> SecurityOptions {
         user: own.run_as_user.or(of_pod.run_as_user),
         group: own.run_as_group.or(of_pod.run_as_group),
         supplemental_groups: groups,
+        ignores_image_groups: of_pod.supplemental_groups_policy.as_deref() == Some("Strict"),
         run_as_non_root: own.run_as_non_root.or(of_pod.run_as_non_root).unwrap_or(false),
         privileged: own.privileged.unwrap_or(false),
         read_only_root: own.read_only_root_filesystem.unwrap_or(false),
@@ -205,6 +206,15 @@ mod tests {
         assert_eq!(security.supplemental_groups, [4, 3]);
         assert!(security.no_new_privileges && security.read_only_root && !security.privileged);
         assert_eq!(security.capabilities_drop, ["ALL"]);
+    }
+
+    #[test]
+    fn a_pod_may_ignore_the_groups_of_its_images() {
+        for (policy, ignores) in [(json!(null), false), (json!("Merge"), false), (json!("Strict"), true)] {
+            let security = json!({"supplementalGroupsPolicy": policy});
+            let pod = pod(json!({"securityContext": security, "containers": [{"name": "c"}]}));
+            assert_eq!(first(&pod).security.ignores_image_groups, ignores, "{policy}");
+        }
     }
 
     #[test]
