@@ -3,13 +3,14 @@
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use mayfly_api::k8s::{
-    api::core::v1::{Container, ContainerStatus, Pod, ResourceStatus},
+    api::core::v1::{Container, ContainerStatus, Pod, PodSpec, ResourceStatus},
     jiff::Timestamp,
 };
 use mayfly_informer::Backoff;
 use mayfly_runtime::{ContainerId, ContainerState, PodUid};
 use tokio::time::Instant;
 
+use super::plan;
 use crate::{job, probe::ProbeKind};
 
 /// A container that ran at least this long is restarted without a pause.
@@ -110,6 +111,8 @@ pub(crate) struct LocalPod {
     /// The pod's addresses of other families.
     pub(crate) more_addresses: Vec<IpAddr>,
     pub(crate) containers: BTreeMap<String, LocalContainer>,
+    /// The first attempts in this sandbox of application containers that ran in an earlier one.
+    first_attempts: BTreeMap<String, u32>,
     /// The health of the containers' devices; empty until they have any.
     pub(crate) devices: BTreeMap<String, Vec<ResourceStatus>>,
     /// The reason (`DeadlineExceeded`, …) and message, if the pod as a whole was ended.
@@ -166,6 +169,7 @@ impl LocalPod {
             address,
             more_addresses,
             containers,
+            first_attempts: BTreeMap::new(),
             devices: BTreeMap::new(),
             ended: job::unsent(pod).map(|why| (job::UNSENT, why)),
             collected: false,
@@ -178,6 +182,29 @@ impl LocalPod {
 
     pub(crate) fn container(&self, name: &str) -> LocalContainer {
         self.containers.get(name).cloned().unwrap_or_default()
+    }
+
+    /// The number of the first attempt of an application container in this sandbox.
+    pub(crate) fn first_attempt(&self, name: &str) -> u32 {
+        self.first_attempts.get(name).copied().unwrap_or(0)
+    }
+
+    /// Makes the init containers of a pod run again whose application containers ran in an earlier sandbox, for example
+    /// before a restart of the machine: their work on the pod's network and in its memory is gone (upstream's rule).
+    pub(crate) fn initialise_again(&mut self, spec: &PodSpec) {
+        if !plan::has_initialised(spec, self) {
+            return;
+        }
+        for container in &spec.containers {
+            let known = self.container(&container.name);
+            let has_ended = matches!(known.now, ContainerPhase::Exited(_));
+            self.first_attempts.insert(container.name.clone(), known.attempt + u32::from(has_ended));
+        }
+        for init in spec.init_containers.iter().flatten().filter(|init| !plan::is_sidecar(init)) {
+            if let Some(known) = self.containers.get_mut(&init.name) {
+                known.run_again();
+            }
+        }
     }
 
     /// Whether the runtime reports a state that is not recorded yet.
@@ -376,6 +403,13 @@ impl LocalContainer {
             message: format!("back-off {span} restarting failed {name}"),
         };
         !pause.is_zero()
+    }
+
+    /// A container that ended gets another attempt at once.
+    fn run_again(&mut self) {
+        if let ContainerPhase::Exited(exit) = &self.now {
+            *self = Self { last: Some(exit.clone()), attempt: self.attempt + 1, ..Self::default() };
+        }
     }
 
     /// The container could not be started: the same attempt is retried after a pause.

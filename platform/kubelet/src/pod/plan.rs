@@ -132,11 +132,12 @@ pub(crate) fn is_ready(container: &Container, known: &LocalContainer) -> bool {
     is_started(container, known) && is_ready
 }
 
-/// Whether every application container has been started once: from then on init containers block nothing.
+/// Whether an application container has been started in this sandbox: from then on init containers block nothing.
 pub(crate) fn has_initialised(spec: &PodSpec, local: &LocalPod) -> bool {
     spec.containers.iter().any(|container| {
-        let known = local.container(&container.name);
-        known.attempt > 0 || known.last.is_some() || !matches!(known.now, ContainerPhase::Waiting { .. })
+        let (known, first) = (local.container(&container.name), local.first_attempt(&container.name));
+        let is_first = known.attempt == first && !matches!(known.now, ContainerPhase::Waiting { .. });
+        is_first || known.attempt > first
     })
 }
 

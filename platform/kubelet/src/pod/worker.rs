@@ -162,6 +162,9 @@ impl Worker {
                     None => {}
                     Some(Ok(made)) => {
                         local.sandbox_made();
+                        if let Some(spec) = &pod.spec {
+                            local.initialise_again(spec);
+                        }
                         local.address = made.addresses.first().copied();
                         local.more_addresses = made.addresses.into_iter().skip(1).collect();
                     }

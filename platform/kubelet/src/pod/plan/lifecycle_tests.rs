@@ -156,6 +156,50 @@ fn a_containers_own_restart_policy_is_stronger_than_the_pods() {
 }
 
 #[test]
+fn init_containers_run_again_in_a_new_sandbox() {
+    let pod = pod(json!({"initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}],
+        "containers": [{"name": "a"}, {"name": "b"}]}));
+    let spec = pod.spec.as_ref().unwrap();
+    let step = |local: &LocalPod| match plan(&pod, local, Clocks::now()) {
+        Step::Start(container) => format!("start {}", container.name),
+        Step::Restart(name) => format!("restart {name}"),
+        Step::Wait(_) => "wait".into(),
+        step => format!("{step:?}"),
+    };
+    let set = |local: &mut LocalPod, name: &str, exit_code: Option<i32>| {
+        let at = Timestamp::now();
+        let (reason, message) = (String::new(), String::new());
+        local.containers.get_mut(name).unwrap().now = match exit_code {
+            Some(exit_code) => {
+                ContainerPhase::Exited(Exit { started: at, finished: at, exit_code, reason, message })
+            }
+            None => ContainerPhase::Running { started: at },
+        };
+    };
+    // The machine has restarted: all containers are lost, only the init container had ended before.
+    let mut local = local(&pod, "i=0 s=9 a=9 b=9");
+    local.initialise_again(spec);
+    assert_eq!(local.container("i").attempt, 1);
+    assert_eq!(step(&local), "start i");
+    set(&mut local, "i", None);
+    assert_eq!(step(&local), "wait");
+    set(&mut local, "i", Some(0));
+    assert_eq!(step(&local), "restart s");
+    set(&mut local, "s", None);
+    assert_eq!(step(&local), "restart a");
+    local.containers.get_mut("a").unwrap().restart_later("a", Clocks::now());
+    set(&mut local, "a", None);
+    // From now on they block nothing, even where one would not be done.
+    set(&mut local, "i", Some(1));
+    assert_eq!(step(&local), "restart b");
+    // The first sandbox of a pod changes nothing.
+    let mut new = LocalPod::from_status(&pod, &[]);
+    let before = new.clone();
+    new.initialise_again(spec);
+    assert_eq!(new, before);
+}
+
+#[test]
 fn a_pod_past_its_deadline_has_its_grace_period_and_an_evicted_one_has_none() {
     let pod = pod(json!({"containers": [{"name": "a"}], "terminationGracePeriodSeconds": 7}));
     for (reason, seconds) in [(DEADLINE_EXCEEDED, 7), (crate::pod::evicting::EVICTED, 0)] {
