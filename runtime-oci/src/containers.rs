@@ -12,7 +12,12 @@ mod host_devices;
 mod image_files;
 mod signals;
 
-use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use containerd_client::{
     services::v1::{
@@ -22,7 +27,9 @@ use containerd_client::{
     tonic::Code,
     types::Mount,
 };
-use mayfly_runtime::{ContainerId, ContainerSpec, ContainerState, PodUid, RuntimeError, SeccompProfile};
+use mayfly_runtime::{
+    ContainerId, ContainerSpec, ContainerState, PodUid, RuntimeError, SandboxHost, SeccompProfile,
+};
 use prost_types::Any;
 use tokio::{io::AsyncWriteExt as _, time::Instant};
 
@@ -38,6 +45,7 @@ use crate::{
     layout::task_id,
     log_shim::start_with_pipes,
     sandbox::Sandbox,
+    shared_memory,
     spec::{self, SpecContext},
 };
 
@@ -188,6 +196,7 @@ impl OciHost {
             host: &sandbox.host,
             namespaces: self.layout.namespaces(&spec.id.pod),
             pod_folder: self.layout.pod(&spec.id.pod),
+            shared_memory: self.shared_memory(&spec.id.pod, &sandbox.host).await?,
             message_file: folder.join("message"),
             cgroup: sandbox.group().container(&spec.id),
             user,
@@ -220,6 +229,17 @@ impl OciHost {
         let start = StartRequest { container_id: task_id(&spec.id), exec_id: String::new() };
         client.tasks().start(request(start)).await.map_err(start_failed)?;
         Ok(record)
+    }
+
+    /// The pod's `/dev/shm`, mounted here at the pod's first start of a container, so that pods of an earlier version
+    /// have one, too.
+    async fn shared_memory(&self, uid: &PodUid, host: &SandboxHost) -> Result<PathBuf, RuntimeError> {
+        let folder = self.layout.shared_memory(uid);
+        if !host.host_ipc {
+            let made = folder.clone();
+            self.blocking(move || shared_memory::create(&made)).await?;
+        }
+        Ok(folder)
     }
 
     /// The node's seccomp profile that a container names. The name must not lead out of the profile directory.

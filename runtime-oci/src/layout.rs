@@ -8,6 +8,7 @@
 //! ROOT/pods/UID/sandbox.json  the state of a sandbox that a restarted process needs
 //! ROOT/pods/UID/ns/{net,ipc,uts}
 //! ROOT/pods/UID/{hosts,hostname,resolv.conf}
+//! ROOT/pods/UID/shm           a mount: the containers' /dev/shm
 //! ROOT/pods/UID/NAME_ATTEMPT/ a container: container.json, exit.json, message, stdin, log.json
 //! ROOT/s/ID                   sockets for attach; their paths must be short
 //! ROOT/exec/                  FIFOs of exec sessions
@@ -58,6 +59,10 @@ impl Layout {
 
     pub(crate) fn namespaces(&self, uid: &PodUid) -> PathBuf {
         self.pod(uid).join("ns")
+    }
+
+    pub(crate) fn shared_memory(&self, uid: &PodUid) -> PathBuf {
+        self.pod(uid).join("shm")
     }
 
     pub(crate) fn container(&self, id: &ContainerId) -> PathBuf {

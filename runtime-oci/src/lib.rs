@@ -31,6 +31,7 @@ mod namespaces;
 mod network;
 pub mod pod_init;
 mod sandbox;
+mod shared_memory;
 mod spec;
 
 pub use host::{Config, OciRuntime};

@@ -11,6 +11,7 @@ use crate::{
     host::OciHost,
     layout::Layout,
     namespaces::{self, NamespaceSet},
+    shared_memory,
 };
 
 /// The state of a sandbox that its use and its removal need.
@@ -150,6 +151,7 @@ impl OciHost {
         self.blocking(move || {
             let uid = sandbox.uid();
             namespaces::remove(&layout.namespaces(&uid))?;
+            shared_memory::remove(&layout.shared_memory(&uid))?;
             sandbox.group().remove();
             match fs::remove_dir_all(layout.pod(&uid)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 pub(crate) use capabilities::{bounding_set, oom_score_min};
 pub(crate) use user::{ProcessUser, user};
-use {capabilities::capabilities, resources::resources};
+use {crate::shared_memory, capabilities::capabilities, resources::resources};
 
 const MASKED_PATHS: [&str; 9] = [
     "/proc/acpi",
@@ -33,8 +33,6 @@ const MASKED_PATHS: [&str; 9] = [
 ];
 const READ_ONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// The size of `/dev/shm` (Docker's default).
-const SHM_SIZE: &str = "size=65536k";
 
 /// Node and sandbox state that the specification of a container depends on.
 #[derive(Clone, Debug)]
@@ -44,6 +42,8 @@ pub(crate) struct SpecContext<'a> {
     pub(crate) namespaces: PathBuf,
     /// The directory of the pod's `hosts`, `hostname` and `resolv.conf`.
     pub(crate) pod_folder: PathBuf,
+    /// The pod's own `/dev/shm`.
+    pub(crate) shared_memory: PathBuf,
     /// The file of the termination message.
     pub(crate) message_file: PathBuf,
     pub(crate) cgroup: String,
@@ -166,7 +166,7 @@ fn mounts(container: &ContainerSpec, context: &SpecContext<'_>) -> Vec<Value> {
             &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"],
         ),
         mount("/dev/mqueue", "mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
-        mount("/dev/shm", "tmpfs", "shm", &["nosuid", "noexec", "nodev", "mode=1777", SHM_SIZE]),
+        shared_memory::spec(&context.shared_memory, context.host.host_ipc),
         mount("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", access]),
         mount("/sys/fs/cgroup", "cgroup", "cgroup", &["nosuid", "noexec", "nodev", "relatime", access]),
     ];
@@ -318,6 +318,7 @@ mod tests {
             host,
             namespaces: "/ns".into(),
             pod_folder: "/pod".into(),
+            shared_memory: "/pod/shm".into(),
             message_file: "/pod/message".into(),
             cgroup: "/mayfly/uid/c".into(),
             user: ProcessUser::default(),

@@ -241,6 +241,42 @@ async fn a_container_runs_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn containers_of_a_pod_share_their_memory_files() {
+    let fixture = fixture_or_skip!("containers_of_a_pod_share_their_memory_files");
+    let writer = fixture.run("memory", "echo shared > /dev/shm/segment").await;
+    assert_eq!(fixture.exit(&writer.id).await.0, 0);
+    let mut reader = fixture.container("memory", "cat /dev/shm/segment");
+    reader.id.name = "reader".into();
+    reader.log_path = fixture.folder.path().join("logs/reader");
+    fixture.runtime.start_container(reader.clone()).await.unwrap();
+    assert_eq!(fixture.exit(&reader.id).await.0, 0);
+    assert_eq!(fixture.log(&reader), "shared");
+    fixture.leaves_nothing().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_privileged_container_has_the_hosts_devices() {
+    let fixture = fixture_or_skip!("a_privileged_container_has_the_hosts_devices");
+    fixture.runtime.create_sandbox(fixture.sandbox("rights")).await.unwrap();
+    let mut container = fixture.container("rights", "for file in /dev/*; do echo $file; done");
+    container.process.security.privileged = true;
+    fixture.runtime.start_container(container.clone()).await.unwrap();
+    assert_eq!(fixture.exit(&container.id).await.0, 0);
+    let log = fixture.log(&container);
+    let missing = std::fs::read_dir("/dev").unwrap().flatten().filter(|entry| {
+        use std::os::unix::fs::FileTypeExt as _;
+        let kind = entry.file_type().unwrap();
+        (kind.is_char_device() || kind.is_block_device()) && entry.file_name() != "console"
+    });
+    let missing: Vec<_> = missing
+        .map(|entry| entry.path().to_string_lossy().into_owned())
+        .filter(|path| !log.lines().any(|line| line == path))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?} not in {log}");
+    fixture.leaves_nothing().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_running_container_is_reached_and_stopped() {
     let fixture = fixture_or_skip!("a_running_container_is_reached_and_stopped");
     let script =
