@@ -20,7 +20,7 @@ pub(crate) use capabilities::{bounding_set, oom_score_min};
 pub(crate) use user::{ProcessUser, user};
 use {crate::shared_memory, capabilities::capabilities, resources::resources};
 
-const MASKED_PATHS: [&str; 9] = [
+const MASKED_PATHS: [&str; 11] = [
     "/proc/acpi",
     "/proc/asound",
     "/proc/kcore",
@@ -29,6 +29,8 @@ const MASKED_PATHS: [&str; 9] = [
     "/proc/timer_list",
     "/proc/timer_stats",
     "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/devices/virtual/powercap",
     "/sys/firmware",
 ];
 const READ_ONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
