@@ -1,6 +1,6 @@
-//! The `/etc/resolv.conf` of a pod. Pure.
+//! The `/etc/resolv.conf` of a pod. Pure, except for [`behind_stub`].
 
-use std::net::IpAddr;
+use std::{fs, net::IpAddr, path::Path};
 
 use mayfly_api::k8s::api::core::v1::PodSpec;
 
@@ -9,6 +9,11 @@ const NAME_SERVERS_MAX: usize = 3;
 /// Names with at least this many dots are tried as absolute names first: upstream's value, so that
 /// `service.namespace.svc` uses the search list.
 const CLUSTER_NDOTS: &str = "ndots:5";
+
+/// The host's file.
+pub(super) const HOST_FILE: &str = "/etc/resolv.conf";
+/// The file of systemd-resolved with the servers that it asks.
+pub(super) const RESOLVED_FILE: &str = "/run/systemd/resolve/resolv.conf";
 
 /// The cluster's name server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +45,12 @@ impl ResolvConf {
             }
         }
         parsed
+    }
+
+    /// Whether a pod with its own network reaches a server: the host's loopback addresses are not the pod's.
+    fn is_reachable(&self) -> bool {
+        let is_loopback = |server: &String| server.parse().is_ok_and(|address: IpAddr| address.is_loopback());
+        self.servers.iter().any(|server| !is_loopback(server))
     }
 
     fn render(mut self) -> String {
@@ -99,6 +110,17 @@ pub(super) fn resolv_conf(
     }
 }
 
+/// The text of `resolved`, if the servers of `host` are on loopback addresses only and `resolved` has others: such a
+/// host runs systemd-resolved, whose own address pods with their own network do not reach. (kubeadm configures
+/// upstream's kubelet accordingly.) Blocks.
+pub(super) fn behind_stub(host: &Path, resolved: &Path) -> Option<String> {
+    let own = ResolvConf::parse(&fs::read_to_string(host).ok()?);
+    if own.servers.is_empty() || own.is_reachable() {
+        return None;
+    }
+    fs::read_to_string(resolved).ok().filter(|text| ResolvConf::parse(text).is_reachable())
+}
+
 /// Merges a pod's `dnsConfig`: servers and searches are added, options replace those of the same name.
 fn with_config(mut conf: ResolvConf, spec: &PodSpec) -> ResolvConf {
     let Some(config) = &spec.dns_config else { return conf };
@@ -120,6 +142,27 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    #[test]
+    fn the_servers_behind_a_stub_are_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let (host, resolved) = (folder.path().join("host"), folder.path().join("resolved"));
+        let servers = "nameserver 192.0.2.1\nsearch corp.example\n";
+        for (own, other, expected) in [
+            ("nameserver 127.0.0.53\noptions edns0\n", Some(servers), Some(servers)),
+            ("nameserver 127.0.0.53\n", Some("nameserver ::1\n"), None),
+            ("nameserver 127.0.0.53\n", None, None),
+            ("nameserver 127.0.0.1\nnameserver 192.0.2.9\n", Some(servers), None),
+            ("", Some(servers), None),
+        ] {
+            fs::write(&host, own).unwrap();
+            let _ = fs::remove_file(&resolved);
+            if let Some(text) = other {
+                fs::write(&resolved, text).unwrap();
+            }
+            assert_eq!(behind_stub(&host, &resolved).as_deref(), expected, "{own}");
+        }
+    }
 
     const HOST: &str = "# by hand\nnameserver 192.0.2.1\nsearch corp.example\noptions edns0\n";
 

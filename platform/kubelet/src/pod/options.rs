@@ -1,6 +1,7 @@
-//! Maps a pod's spec to the options of its sandbox and processes that only ordinary containers have. Pure.
+//! Maps a pod's spec to the options of its sandbox and processes that only ordinary containers have. Pure, except that
+//! the host's `resolv.conf` is read.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use mayfly_api::{
     k8s::api::core::v1::{Container, Pod, PodSpec},
@@ -36,6 +37,13 @@ pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> Sandbox
         .iter()
         .flatten()
         .filter_map(|alias| Some((alias.ip.parse().ok()?, alias.hostnames.clone().unwrap_or_default())));
+    // In the host's network, its own file is right.
+    let behind_stub = || match spec.host_network {
+        Some(true) => None,
+        _ => dns::behind_stub(Path::new(dns::HOST_FILE), Path::new(dns::RESOLVED_FILE)),
+    };
+    let host_file =
+        || behind_stub().unwrap_or_else(|| std::fs::read_to_string(dns::HOST_FILE).unwrap_or_default());
     let sysctls = spec.security_context.as_ref().and_then(|security| security.sysctls.as_ref());
     SandboxHost {
         hostname: shown.unwrap_or(hostname).to_owned(),
@@ -45,9 +53,7 @@ pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> Sandbox
         shares_processes: spec.share_process_namespace.unwrap_or(false),
         host_ipc: spec.host_ipc.unwrap_or(false),
         host_aliases: aliases.collect(),
-        resolv_conf: dns::resolv_conf(spec, namespace, cluster_dns, || {
-            std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default()
-        }),
+        resolv_conf: dns::resolv_conf(spec, namespace, cluster_dns, host_file).or_else(behind_stub),
         host_ports: host_ports(spec),
         cgroup: qos::cgroup(pod),
         sysctls: sysctls.into_iter().flatten().map(|one| (one.name.clone(), one.value.clone())).collect(),
