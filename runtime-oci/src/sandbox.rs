@@ -3,6 +3,7 @@
 use std::{fmt::Write as _, fs, io, net::IpAddr, path::Path};
 
 use mayfly_runtime::{NetworkAttachment, PodUid, RuntimeError, SandboxHost, SandboxSpec};
+use nix::unistd::gethostname;
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 
@@ -89,6 +90,12 @@ impl OciHost {
             return Ok(known.addresses.clone());
         }
         let mut host = spec.host;
+        if host.host_network
+            && let Ok(name) = gethostname()
+        {
+            // Such a pod has the host's name, which the variable HOSTNAME contains, too.
+            host.hostname = name.to_string_lossy().into_owned();
+        }
         if !self.network.assigns_addresses() {
             host.host_network = true;
         }

@@ -277,6 +277,21 @@ async fn a_privileged_container_has_the_hosts_devices() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pod_in_the_hosts_network_has_the_hosts_name() {
+    let fixture = fixture_or_skip!("a_pod_in_the_hosts_network_has_the_hosts_name");
+    let mut sandbox = fixture.sandbox("named");
+    sandbox.host.host_network = true;
+    fixture.runtime.create_sandbox(sandbox).await.unwrap();
+    let container = fixture.container("named", "hostname; echo $HOSTNAME");
+    fixture.runtime.start_container(container.clone()).await.unwrap();
+    assert_eq!(fixture.exit(&container.id).await.0, 0);
+    let log = fixture.log(&container);
+    let [name, variable] = log.lines().collect::<Vec<_>>()[..] else { panic!("{log}") };
+    assert_eq!(name, variable);
+    fixture.leaves_nothing().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_running_container_is_reached_and_stopped() {
     let fixture = fixture_or_skip!("a_running_container_is_reached_and_stopped");
     let script =
