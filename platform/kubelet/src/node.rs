@@ -241,6 +241,7 @@ impl NodeObject {
         status
     }
 
+    /// The conditions of this node: its own, and those that other clients wrote, such as node-problem-detector.
     fn conditions(&self, old: &NodeStatus) -> Vec<NodeCondition> {
         let now = Time(Timestamp::now());
         let short = *self.shortages.borrow();
@@ -249,7 +250,7 @@ impl NodeObject {
             (signal.condition(), if is_short { "True" } else { "False" }, reason, message)
         });
         let ready = ("Ready", "True", "KubeletReady", "kubelet is posting ready status");
-        measured
+        let mut conditions: Vec<NodeCondition> = measured
             .chain([ready])
             .map(|(kind, status, reason, message)| {
                 let mut known = old.conditions.iter().flatten();
@@ -265,7 +266,11 @@ impl NodeObject {
                         .or(Some(now.clone())),
                 }
             })
-            .collect()
+            .collect();
+        let is_foreign = |known: &&NodeCondition| conditions.iter().all(|own| own.type_ != known.type_);
+        let foreign: Vec<_> = old.conditions.iter().flatten().filter(is_foreign).cloned().collect();
+        conditions.extend(foreign);
+        conditions
     }
 
     async fn renew(&self, uid: Option<&str>) -> kube::Result<()> {

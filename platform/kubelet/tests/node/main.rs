@@ -188,6 +188,13 @@ async fn a_node_takes_back_what_others_say_of_it() {
     let silent = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
     nodes.patch_status("n1", &PatchParams::default(), &Patch::Merge(silent)).await.unwrap();
     until_ready().await;
+    // Conditions that the node does not know stay.
+    let foreign = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"},
+        {"type": "KernelDeadlock", "status": "False", "reason": "KernelHasNoDeadlock"}]}});
+    nodes.patch_status("n1", &PatchParams::default(), &Patch::Merge(foreign)).await.unwrap();
+    until_ready().await;
+    let conditions = nodes.get("n1").await.unwrap().status.unwrap().conditions.unwrap();
+    assert!(conditions.iter().any(|known| known.type_ == "KernelDeadlock"), "{conditions:?}");
     nodes.delete("n1", &DeleteParams::default()).await.unwrap();
     until_ready().await;
 }
