@@ -1,13 +1,11 @@
 //! LimitRanges: defaults for requests and limits of containers, and their bounds (upstream's `plugin/limitranger`).
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use mayfly_api::quantity;
 use serde_json::{Map, Value};
 
 use crate::{
-    admission::quota::shown,
+    admission::quota::{container_resources, shown},
     object::{Object, map_at},
     server::ServerState,
     status::ApiError,
@@ -106,16 +104,12 @@ fn pod_errors(pod: &Object, items: &[Value]) -> Vec<String> {
     }
     for item in of_type(items, "Pod") {
         let sum = |side: &str| -> Value {
-            let mut total: BTreeMap<&str, u64> = BTreeMap::new();
-            let main = pod.at(&["spec", "containers"]).and_then(Value::as_array).into_iter().flatten();
-            for (name, amount) in main.filter_map(|c| c["resources"][side].as_object()).flatten() {
-                *total.entry(name).or_default() += millis(amount);
-            }
-            total
-                .into_iter()
-                .map(|(name, amount)| (name.to_owned(), Value::from(shown(name, amount))))
-                .collect::<Map<_, _>>()
-                .into()
+            let total = container_resources(pod, side).into_iter();
+            let total = total.map(|(name, amount)| {
+                let amount = Value::from(shown(&name, amount));
+                (name, amount)
+            });
+            total.collect::<Map<_, _>>().into()
         };
         bounds("Pod", item, &sum("requests"), &sum("limits"), &mut errors);
     }
@@ -216,5 +210,23 @@ mod tests {
             pod_errors(&small, &items),
             ["minimum cpu usage per Container is 50m, but request is 10m"]
         );
+    }
+
+    #[test]
+    fn the_bounds_of_a_pod_include_its_init_containers() {
+        let items = [json!({"type": "Pod", "max": {"cpu": "1"}})];
+        let errors = |init: Value| {
+            let resources = |cpu: &str| json!({"limits": {"cpu": cpu}, "requests": {"cpu": cpu}});
+            let mut init = json!({"name": "i", "resources": resources("600m"), "restartPolicy": init});
+            if init["restartPolicy"].is_null() {
+                init["resources"] = resources("2");
+            }
+            let main = json!({"name": "c", "resources": resources("500m")});
+            let pod = json!({"spec": {"containers": [main], "initContainers": [init]}});
+            pod_errors(&Object(pod.as_object().unwrap().clone()), &items)
+        };
+        // One that ends counts beside the containers, and a sidecar with them.
+        assert_eq!(errors(Value::Null), ["maximum cpu usage per Pod is 1, but limit is 2"]);
+        assert_eq!(errors(json!("Always")), ["maximum cpu usage per Pod is 1, but limit is 1100m"]);
     }
 }

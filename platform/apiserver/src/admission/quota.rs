@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 
@@ -27,20 +28,20 @@ impl ServerState {
         old: Option<&Object>,
     ) -> Result<Option<OwnedMutexGuard<()>>, ApiError> {
         let kind = request.kind;
-        let before = old.map(|old| usage_of(kind, old)).unwrap_or_default();
-        let mut wanted = usage_of(kind, new);
+        let before = old.map(|old| usage_of(kind, old, request.now)).unwrap_or_default();
+        let mut wanted = usage_of(kind, new, request.now);
         wanted.retain(|name, amount| *amount > before.get(name).copied().unwrap_or(0));
-        let own =
-            |quotas: &[Object]| quotas.iter().any(|quota| !limited(quota, kind, new, &wanted).is_empty());
-        if wanted.is_empty() || !own(&self.objects("", "resourcequotas", &request.namespace)) {
+        let concerns = |quota: &Object| {
+            !limited(quota, kind, new, &wanted).is_empty() || !unspecified(quota, kind, new).is_empty()
+        };
+        let quotas = || self.objects("", "resourcequotas", &request.namespace);
+        if wanted.is_empty() || !quotas().iter().any(concerns) {
             return Ok(None);
         }
         let guard = Arc::clone(&self.quota).lock_owned().await;
-        for quota in self.objects("", "resourcequotas", &request.namespace) {
+        for quota in quotas() {
             let names = limited(&quota, kind, new, &wanted);
-            if !names.is_empty() {
-                self.check_one(request, &quota, &names, (&wanted, &before), new)?;
-            }
+            self.check_one(request, &quota, &names, (&wanted, &before), new)?;
         }
         Ok(Some(guard))
     }
@@ -54,25 +55,19 @@ impl ServerState {
         new: &Object,
     ) -> Result<(), ApiError> {
         let kind = request.kind;
-        let hard = quota.at(&["spec", "hard"]).cloned().unwrap_or_default();
-        if kind.plural == "pods" && kind.group.is_empty() {
-            let missing: Vec<_> =
-                ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"]
-                    .into_iter()
-                    .filter(|name| hard.get(*name).is_some())
-                    .map(|name| (name, containers_without(new, name)))
-                    .filter(|(_, containers)| !containers.is_empty())
-                    .map(|(name, containers)| format!("{name} for: {}", containers.join(",")))
-                    .collect();
-            if !missing.is_empty() {
-                let why = format!("failed quota: {}: must specify {}", quota.name(), missing.join("; "));
-                return Err(ApiError::forbidden(kind, new.name(), &why));
-            }
+        let missing = unspecified(quota, kind, new);
+        if !missing.is_empty() {
+            let why = format!("failed quota: {}: must specify {}", quota.name(), missing.join("; "));
+            return Err(ApiError::forbidden(kind, new.name(), &why));
         }
+        if names.is_empty() {
+            return Ok(());
+        }
+        let hard = quota.at(&["spec", "hard"]).cloned().unwrap_or_default();
         let mut used = QuotaUsage::new();
         for object in self.objects(kind.group, kind.plural, &request.namespace) {
             if in_scopes(quota, kind, &object) {
-                add(&mut used, &usage_of(kind, &object));
+                add(&mut used, &usage_of(kind, &object, request.now));
             }
         }
         let (mut requested, mut taken, mut limits) = (Vec::new(), Vec::new(), Vec::new());
@@ -108,6 +103,21 @@ fn limited(quota: &Object, kind: &Kind, new: &Object, wanted: &QuotaUsage) -> Ve
     if in_scopes(quota, kind, new) { names } else { Vec::new() }
 }
 
+/// The resources that a quota limits and that a pod's containers have to specify but do not, with the names of these
+/// containers. Without an amount, a pod would not count against the quota at all.
+fn unspecified(quota: &Object, kind: &Kind, new: &Object) -> Vec<String> {
+    if kind.plural != "pods" || !kind.group.is_empty() || !in_scopes(quota, kind, new) {
+        return Vec::new();
+    }
+    ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"]
+        .into_iter()
+        .filter(|name| quota.at(&["spec", "hard", name]).is_some())
+        .map(|name| (name, containers_without(new, name)))
+        .filter(|(_, containers)| !containers.is_empty())
+        .map(|(name, containers)| format!("{name} for: {}", containers.join(",")))
+        .collect()
+}
+
 /// Whether the scopes of a quota include this object; scopes apply to pods only.
 pub(super) fn in_scopes(quota: &Object, kind: &Kind, object: &Object) -> bool {
     let scopes = quota.at(&["spec", "scopes"]).and_then(Value::as_array);
@@ -121,6 +131,7 @@ pub(super) fn in_scopes(quota: &Object, kind: &Kind, object: &Object) -> bool {
         "BestEffort" => best_effort(),
         "NotBestEffort" => !best_effort(),
         "PriorityClass" => !object.str_at(&["spec", "priorityClassName"]).is_empty(),
+        "CrossNamespacePodAffinity" => names_other_namespaces(object),
         _ => false,
     };
     let expression = |one: &Value| {
@@ -142,6 +153,21 @@ pub(super) fn in_scopes(quota: &Object, kind: &Kind, object: &Object) -> bool {
     is_pod
         && scopes.into_iter().flatten().all(|scope| holds(scope.as_str().unwrap_or("")))
         && selected.into_iter().flatten().all(expression)
+}
+
+/// Whether a pod's affinity concerns pods of other namespaces (upstream's `usesCrossNamespacePodAffinity`).
+fn names_other_namespaces(pod: &Object) -> bool {
+    let rules = ["podAffinity", "podAntiAffinity"];
+    let mut terms = rules.iter().filter_map(|rule| pod.at(&["spec", "affinity", rule])).flat_map(|rule| {
+        let terms = |list: &str| rule[list].as_array().into_iter().flatten();
+        let preferred = terms("preferredDuringSchedulingIgnoredDuringExecution");
+        terms("requiredDuringSchedulingIgnoredDuringExecution")
+            .chain(preferred.map(|weighted| &weighted["podAffinityTerm"]))
+    });
+    terms.any(|term| {
+        term["namespaces"].as_array().is_some_and(|names| !names.is_empty())
+            || term["namespaceSelector"].is_object()
+    })
 }
 
 pub(super) fn add(total: &mut QuotaUsage, more: &QuotaUsage) {
@@ -172,14 +198,27 @@ pub(super) fn counts(kind: &Kind, name: &str) -> bool {
     }
 }
 
+/// Whether a pod uses nothing any more: it has ended, or it should have by now (its node may be lost, and its
+/// replacement must be admitted; upstream's `QuotaV1Pod`).
+fn is_over(pod: &Object, now: Timestamp) -> bool {
+    if matches!(pod.str_at(&["status", "phase"]), "Succeeded" | "Failed") {
+        return true;
+    }
+    let grace = pod.at(&["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64);
+    let deleted = pod.meta_str("deletionTimestamp").parse::<Timestamp>().ok();
+    let end = deleted.zip(grace);
+    let end = end.and_then(|(deleted, grace)| deleted.checked_add(SignedDuration::from_secs(grace)).ok());
+    end.is_some_and(|end| now > end)
+}
+
 /// The usage of an object.
-pub(super) fn usage_of(kind: &Kind, object: &Object) -> QuotaUsage {
+pub(super) fn usage_of(kind: &Kind, object: &Object, now: Timestamp) -> QuotaUsage {
     const ONE: u64 = 1000;
     let mut usage = QuotaUsage::from([(format!("count/{}", kind.resource()), ONE)]);
     let mut set = |name: &str, amount: u64| _ = usage.insert(name.to_owned(), amount);
     match (kind.group, kind.plural) {
         ("", "pods") => {
-            if matches!(object.str_at(&["status", "phase"]), "Succeeded" | "Failed") {
+            if is_over(object, now) {
                 return QuotaUsage::from([("count/pods".to_owned(), ONE)]);
             }
             set("pods", ONE);
@@ -223,10 +262,19 @@ pub(super) fn usage_of(kind: &Kind, object: &Object) -> QuotaUsage {
     usage
 }
 
-/// A pod's effective requests or limits (`side`) for each resource (upstream: `component-helpers/resource`): the sum
-/// of its containers and sidecars, or, if that is more, its largest init container with the sidecars that start
-/// before it; plus the overhead, which is only added to limits that are set.
+/// A pod's effective requests or limits (`side`) for each resource (upstream: `component-helpers/resource`): those of
+/// its containers, plus the overhead, which is only added to limits that are set.
 fn pod_resources(pod: &Object, side: &str) -> QuotaUsage {
+    let mut total = container_resources(pod, side);
+    let mut overhead = amounts(pod.at(&["spec", "overhead"]).and_then(Value::as_object));
+    overhead.retain(|name, _| side == "requests" || total.get(name).is_some_and(|amount| *amount > 0));
+    add(&mut total, &overhead);
+    total
+}
+
+/// The requests or limits (`side`) of a pod's containers together for each resource: the sum of its containers and
+/// sidecars, or, if that is more, its largest init container with the sidecars that start before it.
+pub(super) fn container_resources(pod: &Object, side: &str) -> QuotaUsage {
     let containers =
         |list: &str| pod.at(&["spec", list]).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let of = |container: &Value| amounts(container["resources"][side].as_object());
@@ -246,9 +294,6 @@ fn pod_resources(pod: &Object, side: &str) -> QuotaUsage {
         raise(&mut largest, needed);
     }
     raise(&mut total, largest);
-    let mut overhead = amounts(pod.at(&["spec", "overhead"]).and_then(Value::as_object));
-    overhead.retain(|name, _| side == "requests" || total.get(name).is_some_and(|amount| *amount > 0));
-    add(&mut total, &overhead);
     total
 }
 
@@ -306,7 +351,8 @@ mod tests {
         let pod = json!({"spec": {"containers": [container("b", "100m"), container("a", "1")],
             "initContainers": [container("c", "2")]}});
         let pod = Object(pod.as_object().unwrap().clone());
-        let usage = usage_of(kind, &pod);
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        let usage = usage_of(kind, &pod, now);
         assert_eq!((usage["pods"], usage["requests.cpu"], usage["cpu"]), (1000, 2000, 2000));
         assert!(usage.keys().all(|name| counts(kind, name)), "{usage:?}");
         assert!(!counts(kind, "requests.storage") && !counts(kind, "count/secrets"));
@@ -318,16 +364,41 @@ mod tests {
         sidecar["restartPolicy"] = json!("Always");
         more["spec"]["initContainers"] = json!([sidecar, container("c", "1")]);
         more["spec"]["overhead"] = json!({"cpu": "250m", "memory": "1Mi"});
-        let usage = usage_of(kind, &Object(more));
+        let usage = usage_of(kind, &Object(more), now);
         assert_eq!((usage["requests.cpu"], usage["requests.memory"]), (1850, 1000 << 20));
         assert_eq!(usage["limits.memory"], (3 * 1024 + 1) * (1000 << 20));
         assert!(!usage.contains_key("limits.cpu"), "{usage:?}");
         assert_eq!(containers_without(&pod, "limits.cpu"), ["a", "b", "c"]);
+        // A pod that is being deleted counts until it should have ended.
+        for (deleted, counts) in [("2026-01-01T00:00:40Z", true), ("2026-01-01T00:00:20Z", false)] {
+            let mut going = pod.0.clone();
+            let metadata = json!({"deletionTimestamp": deleted, "deletionGracePeriodSeconds": 30});
+            going.insert("metadata".into(), metadata);
+            assert_eq!(usage_of(kind, &Object(going), now).contains_key("pods"), counts, "{deleted}");
+        }
         let quota = |scopes: Value| {
             Object(json!({"spec": {"scopes": scopes, "hard": {"pods": "1"}}}).as_object().unwrap().clone())
         };
         assert_eq!(limited(&quota(json!([])), kind, &pod, &usage), ["pods"]);
         assert_eq!(limited(&quota(json!(["NotTerminating"])), kind, &pod, &usage), ["pods"]);
         assert!(limited(&quota(json!(["Terminating"])), kind, &pod, &usage).is_empty());
+        let affinity = |term: Value| {
+            let mut pod = pod.0.clone();
+            pod["spec"]["affinity"] =
+                json!({"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}});
+            Object(pod)
+        };
+        let across = quota(json!(["CrossNamespacePodAffinity"]));
+        for (term, is_limited) in [
+            (json!({}), false),
+            (json!({"namespaces": ["b"]}), true),
+            (json!({"namespaceSelector": {}}), true),
+        ] {
+            assert_eq!(
+                !limited(&across, kind, &affinity(term.clone()), &usage).is_empty(),
+                is_limited,
+                "{term}"
+            );
+        }
     }
 }

@@ -127,7 +127,7 @@ impl ServerState {
         quotas: &[Object],
         turns: &mut CountingTurns,
     ) -> Vec<(String, Value)> {
-        let served = self.custom.served();
+        let (served, now) = (self.custom.served(), self.now());
         let names = || quotas.iter().filter_map(|quota| quota.at(&["spec", "hard"])?.as_object());
         let names: Vec<&String> = names().flat_map(Map::keys).collect();
         let counted_kinds: Vec<&Kind> = served
@@ -148,7 +148,7 @@ impl ServerState {
             for entry in list.unwrap_or_default() {
                 turns.object().await;
                 let Ok(object) = Object::from_entry(&entry) else { continue };
-                let usage = usage_of(kind, &object);
+                let usage = usage_of(kind, &object, now);
                 for (quota, used) in quotas.iter().zip(&mut used) {
                     if in_scopes(quota, kind, &object) {
                         add(used, &usage);

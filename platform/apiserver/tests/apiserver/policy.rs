@@ -95,6 +95,23 @@ async fn a_quota_shows_what_is_used() {
 }
 
 #[tokio::test]
+async fn a_quota_of_compute_resources_obliges_pods_to_specify_them() {
+    let fixture = Fixture::new().await;
+    let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"},
+        "spec": {"hard": {"requests.cpu": "1", "limits.memory": "1Gi"}}});
+    assert_eq!(fixture.call("POST", "/api/v1/namespaces/default/resourcequotas", quota).await.0, 201);
+    let pods = "/api/v1/namespaces/default/pods";
+    let (code, status) = fixture.call("POST", pods, pod("a")).await;
+    let message =
+        "pods \"a\" is forbidden: failed quota: q: must specify limits.memory for: c; requests.cpu for: c";
+    assert_eq!((code, status["message"].as_str()), (StatusCode::FORBIDDEN, Some(message)));
+    let mut complete = pod("a");
+    complete["spec"]["containers"][0]["resources"] =
+        json!({"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}});
+    assert_eq!(fixture.call("POST", pods, complete).await.0, 201);
+}
+
+#[tokio::test]
 async fn a_scale_is_applied_under_its_own_name() {
     let fixture = Fixture::new().await;
     let template = json!({"metadata": {"labels": {"a": "b"}}, "spec": pod("x")["spec"]});
