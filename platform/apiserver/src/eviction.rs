@@ -4,7 +4,7 @@
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use mayfly_api::selector::Selector;
 use mayfly_store::{ListOptions, Range};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     meta,
@@ -13,7 +13,7 @@ use crate::{
     request::Query,
     server::ServerState,
     status::ApiError,
-    verbs::{DeleteOptions, ObjectUpdate, Part, WriteOutcome, WriteRequest, key, load},
+    verbs::{DeleteOptions, ObjectState, ObjectUpdate, Part, WriteOutcome, WriteRequest, key, load},
 };
 
 /// Pods that a budget may be waiting for (upstream's `MaxDisruptedPodSize`).
@@ -66,8 +66,40 @@ impl ServerState {
                 // It may count in its next state, so that only this state of it is deleted.
                 options.resource_version.get_or_insert_with(|| entry.modified.to_string());
             }
+            let version = entry.modified.to_string();
+            let is_meant = options.uid.as_deref().is_none_or(|uid| uid == pod.uid())
+                && options.resource_version.as_deref().is_none_or(|asked| asked == version);
+            // Unmet preconditions are reported by the deletion.
+            if is_meant && !options.dry_run {
+                self.mark_disrupted(request, name, &mut options).await?;
+            }
         }
         self.delete(request, name, &options).await
+    }
+
+    /// Records on the pod that it was evicted: the `podFailurePolicy` of its Job may ignore such a failure. A version
+    /// that the options require is required of this write, and then the version that it produces.
+    async fn mark_disrupted(
+        &self,
+        request: &WriteRequest,
+        name: &str,
+        options: &mut DeleteOptions,
+    ) -> Result<(), ApiError> {
+        let required = options.resource_version.clone();
+        let outcome = self.change(request, name, Part::Whole, |pod| {
+            let mut pod = pod.clone();
+            if let Some(version) = &required {
+                pod.meta_mut().insert("resourceVersion".into(), version.as_str().into());
+            }
+            disrupted(&mut pod, meta::timestamp(request.now));
+            Ok(ObjectUpdate::new(pod))
+        });
+        if let ObjectState::Stored(entry) = outcome.await?.state
+            && required.is_some()
+        {
+            options.resource_version = Some(entry.modified.to_string());
+        }
+        Ok(())
     }
 
     /// Counts the eviction against the pod's budget. Returns whether the pod may be deleted in any state; otherwise it
@@ -107,6 +139,20 @@ impl ServerState {
         })
         .await
         .map(|_| true)
+    }
+}
+
+/// Sets the condition of an evicted pod, with upstream's reason and message.
+fn disrupted(pod: &mut Object, now: Value) {
+    let condition = json!({"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting", "lastProbeTime": null, "lastTransitionTime": now});
+    let conditions = pod.map_mut("status").entry("conditions").or_insert_with(|| json!([]));
+    let Value::Array(conditions) = conditions else { return };
+    match conditions.iter_mut().find(|known| known["type"] == condition["type"]) {
+        // Another disruption came first.
+        Some(known) if known["status"] == "True" => {}
+        Some(known) => *known = condition,
+        None => conditions.push(condition),
     }
 }
 
@@ -166,8 +212,6 @@ fn disrupt(kind: &Kind, budget: &Object, pod: &Object, now: Value) -> Result<Obj
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

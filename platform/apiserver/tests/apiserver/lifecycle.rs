@@ -189,7 +189,35 @@ async fn pods_are_bound_once() {
 
     let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"}, "deleteOptions": {"gracePeriodSeconds": 7}});
     assert_eq!(server.call("POST", &format!("{PODS}/p/eviction"), eviction).await.0, StatusCode::CREATED);
-    assert_eq!(server.get(&format!("{PODS}/p")).await.1["metadata"]["deletionGracePeriodSeconds"], 7);
+    let (_, evicted) = server.get(&format!("{PODS}/p")).await;
+    assert_eq!(evicted["metadata"]["deletionGracePeriodSeconds"], 7);
+    let conditions = evicted["status"]["conditions"].as_array().unwrap();
+    let marked = conditions.iter().find(|condition| condition["type"] == "DisruptionTarget");
+    assert_eq!(
+        marked.map(|condition| (&condition["status"], &condition["reason"])),
+        Some((&json!("True"), &json!("EvictionByEvictionAPI")))
+    );
+}
+
+/// Nothing is written to a pod that the preconditions of its eviction do not fit, and dry runs change nothing.
+#[tokio::test]
+async fn an_eviction_that_does_not_happen_leaves_no_mark() {
+    let server = Fixture::new().await;
+    bound_pod(&server, "p").await;
+    let (_, before) = server.get(&format!("{PODS}/p")).await;
+    let path = format!("{PODS}/p/eviction");
+    let evict = |options: Value| json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p"}, "deleteOptions": options});
+    let other = evict(json!({"preconditions": {"uid": "other"}}));
+    assert_eq!(server.call("POST", &path, other).await.0, StatusCode::CONFLICT);
+    let dry = server.call("POST", &path, evict(json!({"dryRun": ["All"]}))).await;
+    assert_eq!(dry.0, StatusCode::CREATED, "{}", dry.1);
+    assert_eq!(server.get(&format!("{PODS}/p")).await.1, before);
+    // The version that the eviction names is that of the pod before the mark.
+    let version = &before["metadata"]["resourceVersion"];
+    let this = evict(json!({"preconditions": {"resourceVersion": version}}));
+    let (code, answer) = server.call("POST", &path, this).await;
+    assert_eq!(code, StatusCode::CREATED, "{answer}");
+    assert_ne!(server.get(&format!("{PODS}/p")).await.1["metadata"]["deletionTimestamp"], Value::Null);
 }
 
 /// A full budget protects ready pods; a pod that is not ready goes, and is not counted.
