@@ -101,6 +101,9 @@ impl ServerState {
     }
 
     /// Deletes the contents of a namespace, and records in `remaining` the objects that have finalizers or grace.
+    ///
+    /// As upstream (`OrderedNamespaceDeletion`), nothing else is deleted while there are pods: they keep their
+    /// NetworkPolicies, Secrets and ConfigMaps until they have ended.
     async fn delete_contents(
         &self,
         namespace: &str,
@@ -108,7 +111,23 @@ impl ServerState {
     ) -> Result<(), ApiError> {
         let served = self.custom.served();
         let kinds = served.kinds().filter(|kind| kind.namespaced && kind.backing == Backing::Stored);
-        for kind in kinds {
+        let (pods, others): (Vec<_>, Vec<_>) =
+            kinds.partition(|kind| kind.group.is_empty() && kind.plural == "pods");
+        self.delete_kinds(&pods, namespace, remaining).await?;
+        if !remaining.is_empty() {
+            return Ok(());
+        }
+        self.delete_kinds(&others, namespace, remaining).await
+    }
+
+    /// Deletes the objects of some kinds in a namespace.
+    async fn delete_kinds(
+        &self,
+        kinds: &[&'static Kind],
+        namespace: &str,
+        remaining: &mut RemainingContents,
+    ) -> Result<(), ApiError> {
+        for kind in kinds.iter().copied() {
             let range = Range::namespace(registry().store_resource(kind), namespace);
             let list = self.store.list(&range, &ListOptions::default()).map_err(ApiError::internal)?;
             let request = self.own_request(kind, namespace);

@@ -362,3 +362,33 @@ async fn namespaces_are_emptied() {
         StatusCode::CREATED
     );
 }
+
+/// Whether the objects that pods use stay until the pods have ended.
+#[tokio::test]
+async fn the_pods_of_a_namespace_go_first() {
+    let server = Fixture::new().await;
+    server.call("POST", "/api/v1/namespaces", json!({"metadata": {"name": "team"}})).await;
+    server.call("POST", "/api/v1/namespaces/team/configmaps", config_map("used", json!({}))).await;
+    let mut held = pod("held");
+    held["metadata"]["finalizers"] = json!(["example.com/wait"]);
+    let (code, created) = server.call("POST", "/api/v1/namespaces/team/pods", held).await;
+    assert_eq!(code, StatusCode::CREATED, "{created}");
+    let since =
+        server.get("/api/v1/namespaces").await.1["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+    let mut spaces = server.watch(&format!("/api/v1/namespaces?watch=true&resourceVersion={since}")).await;
+    server.call("DELETE", "/api/v1/namespaces/team", Value::Null).await;
+    // The conditions are written after a round of deletions.
+    let content = loop {
+        let line = spaces.next().await.expect("the namespace");
+        let conditions = line["object"]["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let found = conditions.into_iter().find(|known| known["type"] == "NamespaceContentRemaining");
+        if let Some(found) = found {
+            break found;
+        }
+    };
+    assert_eq!(content["message"], "Some resources are remaining: pods. has 1 resource instances");
+    assert_eq!(server.get("/api/v1/namespaces/team/configmaps/used").await.0, StatusCode::OK);
+    server.merge("/api/v1/namespaces/team/pods/held", json!({"metadata": {"finalizers": null}})).await;
+    while spaces.event().await != ("DELETED".into(), "team".into()) {}
+    assert_eq!(server.get("/api/v1/namespaces/team/configmaps/used").await.0, StatusCode::NOT_FOUND);
+}
