@@ -94,9 +94,12 @@ impl Entry {
         value
     }
 
+    /// Whether two entries are of the same manager. As upstream, one that applies is the same in every version of the
+    /// kind; otherwise it would conflict with itself once its configuration names another version.
     fn is(&self, other: &Self) -> bool {
-        (&self.manager, self.operation, &self.api_version, &self.subresource)
-            == (&other.manager, other.operation, &other.api_version, &other.subresource)
+        (&self.manager, self.operation, &self.subresource)
+            == (&other.manager, other.operation, &other.subresource)
+            && (self.operation == Operation::Apply || self.api_version == other.api_version)
     }
 
     /// The manager's name in conflict messages.

@@ -310,3 +310,20 @@ mod properties {
         }
     }
 }
+
+#[test]
+fn a_manager_that_applies_another_version_does_not_conflict_with_itself() {
+    let mut script = Script::new("HorizontalPodAutoscaler");
+    let of_version = |version| registry().find("autoscaling", version, "horizontalpodautoscalers").unwrap();
+    let body = |most: i32| json!({"spec": {"maxReplicas": most}});
+    script.kind = of_version("v1");
+    script.apply("deployer", body(3), false).unwrap();
+    script.kind = of_version("v2");
+    script.apply("deployer", body(4), false).unwrap();
+    let entries = entries_of(script.live.as_ref().unwrap()).unwrap();
+    let found: Vec<_> =
+        entries.iter().map(|entry| (entry.manager.as_str(), entry.api_version.as_str())).collect();
+    assert_eq!(found, [("deployer", "autoscaling/v2")]);
+    // Another manager still conflicts.
+    assert!(script.apply("other", body(5), false).is_err());
+}
