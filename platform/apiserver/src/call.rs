@@ -14,7 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use crate::{
     access::User,
-    decode::{Decoded, decode},
+    decode::{Decoded, decode, numbers},
     logs, meta,
     negotiate::{self, BodyForm, Representation},
     object::Object,
@@ -391,6 +391,7 @@ impl ResourceRequest {
         };
         let mut object = Object(map);
         verbs::set_type(kind, &mut object)?;
+        numbers::restore(kind, &mut object.0, &decoded.numbers);
         let strict = |why: String| {
             let (kind, version) = (kind.kind, kind.version);
             ApiError::bad_request(format!(

@@ -10,11 +10,17 @@ use crate::{
     status::ApiError,
 };
 
+pub(crate) mod numbers;
+
+use numbers::NumberText;
+
 /// A decoded body, and the paths of fields that it has more than once (the last value counts).
 #[derive(Debug, Default)]
 pub(crate) struct Decoded {
     pub(crate) value: Value,
     pub(crate) duplicates: Vec<String>,
+    /// The texts of numbers in JSON.
+    pub(crate) numbers: Vec<NumberText>,
 }
 
 /// Decodes a body.
@@ -34,7 +40,8 @@ pub(crate) fn decode(form: BodyForm, bytes: &[u8]) -> Result<Decoded, ApiError> 
         },
     };
     let found = found.map_err(|why| ApiError::bad_request(format!("cannot decode the body: {why}")))?;
-    Ok(Decoded { value: found.value, duplicates: found.duplicates })
+    let numbers = if form == BodyForm::Json { numbers::texts(bytes) } else { Vec::new() };
+    Ok(Decoded { value: found.value, duplicates: found.duplicates, numbers })
 }
 
 fn yaml(bytes: &[u8]) -> Result<Parsed, String> {

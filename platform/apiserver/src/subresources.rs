@@ -213,7 +213,7 @@ impl ServerState {
             set_replicas(kind, &mut object, replicas);
         }
         let value = Value::Object(object.0);
-        let applied = Decoded { value, duplicates: scale.duplicates };
+        let applied = Decoded { value, duplicates: scale.duplicates, numbers: Vec::new() };
         self.apply(request, name, Part::Scale, applied, force).await
     }
 

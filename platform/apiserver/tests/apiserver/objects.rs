@@ -254,6 +254,28 @@ async fn unknown_and_repeated_fields_by_field_validation() {
     assert!(status["message"].as_str().unwrap().contains("unknown field \"spec.limts\""), "{status}");
 }
 
+/// Whether a quantity keeps the form that it has as a JSON number, as it does as a text.
+#[tokio::test]
+async fn a_quantity_may_be_a_number() {
+    let server = Fixture::new().await;
+    let claim = |amount: &str| {
+        format!(
+            r#"{{"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {{"name": "c"}},
+                "spec": {{"accessModes": ["ReadWriteOnce"], "resources": {{"requests": {{"storage": {amount}}}}}}}}}"#
+        )
+    };
+    for (amount, expected) in
+        [("1e3", "1e3"), ("1000.0", "1k"), ("0.5", "500m"), ("2048", "2048"), ("10e3", "10e3")]
+    {
+        for amount in [amount.to_owned(), format!("{amount:?}")] {
+            let path = "/api/v1/namespaces/default/persistentvolumeclaims?dryRun=All";
+            let (code, created) = server.call_as("POST", path, "application/json", claim(&amount)).await;
+            assert_eq!(code, StatusCode::CREATED, "{created}");
+            assert_eq!(created["spec"]["resources"]["requests"]["storage"], expected, "{amount}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn bodies_may_be_yaml_but_not_protobuf_nor_endless() {
     let server = Fixture::with(|config| config.body_bytes_max = 2000, |_| {}).await;
