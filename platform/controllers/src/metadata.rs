@@ -47,6 +47,14 @@ pub(crate) fn is_gone<T>(result: &kube::Result<T>) -> bool {
     matches!(result, Err(kube::Error::Api(status)) if status.is_not_found())
 }
 
+/// The message of the API's response, or of the error if there was none: for events and conditions, which people read.
+pub(crate) fn api_message(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
+    }
+}
+
 /// A status whose absent fields are null, so that a merge patch removes them.
 pub(crate) fn with_explicit_nulls(status: &impl serde::Serialize, optional: &[&str]) -> Value {
     let mut value = json!(status);

@@ -36,7 +36,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::metadata::{BY_CONTROLLER, by_controller, controller_of, uid};
+use crate::metadata::{BY_CONTROLLER, api_message, by_controller, controller_of, uid};
 use expectations::Expectations;
 
 /// An index of pods without a controller, by namespace.
@@ -75,11 +75,12 @@ pub(crate) struct OwnedPods<O> {
 /// The reason why an object's pods could not be reconciled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    #[error(transparent)]
+    #[error("{}", api_message(.0))]
     Api(#[from] kube::Error),
     #[error("spec.selector: {0}")]
     Selector(#[from] InvalidSelector),
-    #[error("cannot create a pod: {0}")]
+    /// A pod could not be created. The message becomes that of the owner's condition.
+    #[error("{}", api_message(.0))]
     Create(kube::Error),
 }
 

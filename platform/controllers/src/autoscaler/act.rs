@@ -41,7 +41,7 @@ use super::{
     metrics::{ScaleTarget, evaluate},
     plan::{ABLE_TO_SCALE, AutoscalerPlan, SCALING_ACTIVE, plan, set, status},
 };
-use crate::metadata::{is_gone, status_patch, with_explicit_nulls};
+use crate::metadata::{api_message, is_gone, status_patch, with_explicit_nulls};
 
 /// Scales the targets of all HorizontalPodAutoscalers.
 pub(crate) struct AutoscalerController {
@@ -118,7 +118,7 @@ impl AutoscalerController {
                 self.evaluate(Evaluation { key, autoscaler, target, api, events, now }, scale).await?;
             }
             Err(error) => {
-                let error = reason(&error);
+                let error = api_message(&error);
                 events.warning(&*autoscaler, "FailedGetScale", error.clone());
                 let mut status = status(&autoscaler);
                 let message =
@@ -196,7 +196,10 @@ impl AutoscalerController {
         if plan.replicas != current {
             let patch = Patch::Merge(json!({"spec": {"replicas": plan.replicas}}));
             if let Err(error) = api.patch_scale(target, &PatchParams::default(), &patch).await {
-                let message = format!("the HPA controller was unable to update the target scale: {error}");
+                let message = format!(
+                    "the HPA controller was unable to update the target scale: {}",
+                    api_message(&error)
+                );
                 events.warning(autoscaler, "FailedRescale", message.clone());
                 set(&mut plan.status, ABLE_TO_SCALE, "False", "FailedUpdateScale", &message, now);
                 plan.status.desired_replicas = current;
@@ -247,12 +250,4 @@ fn metrics(autoscaler: &HorizontalPodAutoscaler) -> Vec<MetricSpec> {
     };
     let resource = Some(ResourceMetricSource { name: "cpu".into(), target });
     vec![MetricSpec { type_: "Resource".into(), resource, ..MetricSpec::default() }]
-}
-
-/// The message of the API's response, or of the error if there was none.
-fn reason(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => other.to_string(),
-    }
 }

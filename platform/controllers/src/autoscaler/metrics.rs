@@ -30,6 +30,8 @@ use super::{
     },
 };
 
+use crate::metadata::api_message;
+
 /// The window of a sample that names none. Upstream's value for the pods' custom metrics.
 const WINDOW: SignedDuration = SignedDuration::from_secs(60);
 
@@ -272,7 +274,7 @@ async fn get(client: &Client, path: &str, selector: &str) -> Result<Value, NoPro
     }
     let request = Request::new(path).list(&params).map_err(|error| fail(error.to_string()))?;
     // The metrics APIs are not typed resources: the path is complete.
-    client.request::<Value>(request).await.map_err(|error| fail(error.to_string()))
+    client.request::<Value>(request).await.map_err(|error| fail(api_message(&error)))
 }
 
 fn selector_text(selector: Option<&LabelSelector>) -> String {

@@ -24,7 +24,9 @@ use super::{
     Config,
     plan::{CronJobPlan, plan, with_active},
 };
-use crate::metadata::{BY_CONTROLLER, by_controller, controller_of, is_gone, only, uid, with_explicit_nulls};
+use crate::metadata::{
+    BY_CONTROLLER, api_message, by_controller, controller_of, is_gone, only, uid, with_explicit_nulls,
+};
 
 /// Starts the Jobs of every CronJob.
 pub(crate) struct CronJobController {
@@ -120,7 +122,8 @@ impl CronJobController {
                     with_active(status, &known, due)
                 }
                 Err(error) => {
-                    events.warning(cron_job, "FailedCreate", format!("Error creating job: {error}"));
+                    let message = format!("Error creating job: {}", api_message(&error));
+                    events.warning(cron_job, "FailedCreate", message);
                     return Err(error);
                 }
             };

@@ -17,7 +17,7 @@ use super::{
     claim::{Claim, claim},
     reference,
 };
-use crate::metadata::{is_gone, only, uid};
+use crate::metadata::{api_message, is_gone, only, uid};
 
 impl<O: PodOwner> OwnedPods<O> {
     fn api(&self, namespace: &str) -> Api<Pod> {
@@ -105,7 +105,11 @@ impl<O: PodOwner> OwnedPods<O> {
                         events.normal(owner, "SuccessfulCreate", format!("Created pod: {}", pod.name_any()));
                     }
                     Err(error) => {
-                        events.warning(owner, "FailedCreate", format!("Error creating: {error}"));
+                        events.warning(
+                            owner,
+                            "FailedCreate",
+                            format!("Error creating: {}", api_message(&error)),
+                        );
                         result = Err(Error::Create(error));
                     }
                 }
@@ -144,7 +148,7 @@ impl<O: PodOwner> OwnedPods<O> {
                 }
                 Err(error) => {
                     self.expectations.lock().not_deleted(&key, uid(&**pod));
-                    events.warning(owner, "FailedDelete", format!("Error deleting: {error}"));
+                    events.warning(owner, "FailedDelete", format!("Error deleting: {}", api_message(&error)));
                     result = Err(Error::Api(error));
                 }
             }

@@ -7,7 +7,10 @@ use kube::{
     Resource as _, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
 };
-use mayfly_api::k8s::api::{apps::v1::ReplicaSet, core::v1::Pod};
+use mayfly_api::k8s::api::{
+    apps::v1::ReplicaSet,
+    core::v1::{Pod, ResourceQuota},
+};
 use serde_json::{Value, json};
 
 fn set(name: &str, replicas: i32) -> Value {
@@ -117,6 +120,22 @@ async fn reports_a_template_that_cannot_work() {
         until(&cluster.sets(), "it says so", failure).await;
     }
     assert!(cluster.pods().is_empty());
+}
+
+#[tokio::test]
+async fn reports_a_refusal_in_the_words_of_the_api() {
+    let cluster = Cluster::start().await;
+    let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
+    cluster.create::<ResourceQuota>(quota).await;
+    cluster.create::<ReplicaSet>(set("web", 1)).await;
+    let message = || {
+        let conditions = cluster.sets().get(&key("web"))?.status.as_ref()?.conditions.clone()?;
+        conditions.into_iter().find(|condition| condition.type_ == "ReplicaFailure")?.message
+    };
+    until(&cluster.sets(), "it says why", || message().is_some()).await;
+    let message = message().unwrap();
+    let refusal = "is forbidden: exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0";
+    assert!(message.starts_with("pods \"web-") && message.ends_with(refusal), "{message}");
 }
 
 #[tokio::test]
