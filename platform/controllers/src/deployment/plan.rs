@@ -58,6 +58,7 @@ pub(super) fn plan(
         let revision = wanted.as_ref().unwrap_or(new.annotations()).get(ANNOTATION_REVISION).cloned();
         plan.revision =
             revision.filter(|number| deployment.annotations().get(ANNOTATION_REVISION) != Some(number));
+        let wanted = wanted.or_else(|| (!has_min_ready(deployment, new)).then(|| new.annotations().clone()));
         plan.annotate = wanted.map(|wanted| (new.clone(), wanted));
     }
     if paused || was_scaled(deployment, sets) {
@@ -79,6 +80,13 @@ pub(super) fn plan(
         plan.delete = surplus(deployment, &sets.old);
     }
     plan
+}
+
+/// Whether the ReplicaSet waits as long for its pods as the Deployment does. The time is no part of the template.
+fn has_min_ready(deployment: &Deployment, set: &ReplicaSet) -> bool {
+    let wanted = deployment.spec.as_ref().and_then(|spec| spec.min_ready_seconds);
+    let known = set.spec.as_ref().and_then(|spec| spec.min_ready_seconds);
+    wanted.unwrap_or(0) == known.unwrap_or(0)
 }
 
 fn roll(deployment: &Deployment, sets: &Sets, bounds: Bounds, next: i64, plan: &mut DeploymentPlan) {

@@ -237,6 +237,18 @@ fn history_is_limited_and_a_pause_creates_nothing() {
 }
 
 #[test]
+fn a_change_of_the_readiness_time_reaches_the_new_set_without_a_rollout() {
+    let (mut web, mut model) = (deployment(json!({})), Model::default());
+    model.run(&mut web, |_, _| {});
+    web.spec.as_mut().unwrap().min_ready_seconds = Some(30);
+    let step = model.plan(&web);
+    assert_eq!(step.annotate.map(|(set, _)| set.name_any()), Some(model.sets[0].name_any()));
+    assert!(step.create.is_none());
+    model.sets[0].spec.as_mut().unwrap().min_ready_seconds = Some(30);
+    assert!(model.plan(&web).annotate.is_none());
+}
+
+#[test]
 fn recreate_waits_until_the_old_pods_are_gone() {
     let mut web = deployment(json!({"spec": {"strategy": {"type": "Recreate"}}}));
     let mut model = Model::default();
