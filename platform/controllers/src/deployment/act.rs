@@ -29,10 +29,12 @@ use super::{
     plan::{DeploymentPlan, plan},
     revisions::{ANNOTATION_DESIRED, ANNOTATION_MAX, ANNOTATION_REVISION, Sets, has_template},
     scaling::{Bounds, Resize, desired, replicas},
+    status::{self, CREATE_ERROR},
 };
 use crate::{
     metadata::{
-        BY_CONTROLLER, by_controller, controller_of, is_gone, only, status_patch, uid, with_explicit_nulls,
+        BY_CONTROLLER, api_message, by_controller, controller_of, is_gone, only, status_patch, uid,
+        with_explicit_nulls,
     },
     owned_pods::Error,
     ownership::Dependents,
@@ -191,15 +193,26 @@ impl DeploymentController {
                 }
             }
             Err(error) => {
-                events.warning(
-                    deployment,
-                    "ReplicaSetCreateError",
-                    format!("Failed to create new replica set: {error}"),
-                );
+                let (name, why) = (set.name_any(), api_message(&error));
+                let message = format!("Failed to create new replica set {name:?}: {why}");
+                // Informational: the error of the creation is the one that is returned.
+                let _ = self.write_creation_failure(deployment, &message).await;
+                events.warning(deployment, CREATE_ERROR, message);
                 return Err(error.into());
             }
         }
         Ok(())
+    }
+
+    /// Shows in the condition `Progressing` why the new ReplicaSet does not exist.
+    async fn write_creation_failure(&self, deployment: &Deployment, message: &str) -> kube::Result<()> {
+        let Some(conditions) = status::creation_failed(deployment, message, Timestamp::now()) else {
+            return Ok(());
+        };
+        let namespace = deployment.namespace().unwrap_or_default();
+        let deployments: Api<Deployment> = Api::namespaced(self.client.clone(), &namespace);
+        let patch = Patch::Merge(status_patch(deployment, json!({"conditions": conditions})));
+        deployments.patch_status(&deployment.name_any(), &PatchParams::default(), &patch).await.map(|_| ())
     }
 
     async fn write_status(

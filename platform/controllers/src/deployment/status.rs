@@ -20,6 +20,8 @@ const REPLICA_FAILURE: &str = "ReplicaFailure";
 const NEW_SET_AVAILABLE: &str = "NewReplicaSetAvailable";
 const TIMED_OUT: &str = "ProgressDeadlineExceeded";
 const PAUSED: &str = "DeploymentPaused";
+/// The reason of the condition and of the event about a new ReplicaSet that the API refuses.
+pub(super) const CREATE_ERROR: &str = "ReplicaSetCreateError";
 
 /// The numbers, and the conditions that follow from them alone. `old`: the status with the conditions so far.
 pub(super) fn summary(
@@ -116,6 +118,19 @@ pub(super) fn note_progress(
     note_failure(sets, status);
     let current = find(status, PROGRESSING).cloned();
     left(deployment, current.as_ref(), now).filter(|left| !left.is_zero())
+}
+
+/// The conditions of a Deployment whose new ReplicaSet could not be created; none if they are so already, or if it has
+/// no progress deadline.
+pub(super) fn creation_failed(
+    deployment: &Deployment,
+    message: &str,
+    now: Timestamp,
+) -> Option<Vec<DeploymentCondition>> {
+    deadline(deployment)?;
+    let mut status = deployment.status.clone().unwrap_or_default();
+    set(&mut status, PROGRESSING, "False", CREATE_ERROR, message, now);
+    (deployment.status.as_ref() != Some(&status)).then_some(status.conditions).flatten()
 }
 
 fn deadline(deployment: &Deployment) -> Option<i32> {

@@ -14,7 +14,7 @@ use super::{
     plan::{DeploymentPlan, plan},
     revisions::{ANNOTATION_DESIRED, ANNOTATION_MAX, ANNOTATION_REVISION, Sets},
     scaling::{Bounds, available, proportional, replicas},
-    status::{AVAILABLE, PROGRESSING, find, is_complete},
+    status::{AVAILABLE, PROGRESSING, creation_failed, find, is_complete},
 };
 use crate::scaled_value::resolve;
 
@@ -282,4 +282,21 @@ fn a_rollout_without_progress_times_out() {
         ("False", Some("ProgressDeadlineExceeded"))
     );
     assert_eq!(late.again, None);
+}
+
+#[test]
+fn a_new_set_that_cannot_be_created_is_shown_once() {
+    let mut web = deployment(json!({}));
+    let conditions = creation_failed(&web, "exceeded quota", now()).unwrap();
+    let shown: Vec<_> = conditions.iter().map(|one| (one.type_.as_str(), one.reason.as_deref())).collect();
+    assert_eq!(shown, [(PROGRESSING, Some("ReplicaSetCreateError"))]);
+    web.status.get_or_insert_default().conditions = Some(conditions);
+    assert!(creation_failed(&web, "exceeded quota", now()).is_none());
+    // The next success starts the progress anew.
+    let created = Model::default().plan(&web);
+    let progressing = find(&created.status, PROGRESSING).unwrap();
+    assert_eq!(
+        (progressing.status.as_str(), progressing.reason.as_deref()),
+        ("True", Some("NewReplicaSetCreated"))
+    );
 }
