@@ -75,6 +75,10 @@ fn is_terminating(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
+fn is_bound(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()).is_some_and(|name| !name.is_empty())
+}
+
 pub(super) fn plan(
     set: &DaemonSet,
     hash: &str,
@@ -88,7 +92,10 @@ pub(super) fn plan(
         by_node.entry(node_of(pod).unwrap_or_default()).or_default().push(pod.clone());
     }
     for pods in by_node.values_mut() {
-        pods.sort_by_key(|pod| (pod.metadata.creation_timestamp.as_ref().map(|time| time.0), pod.name_any()));
+        pods.sort_by_key(|pod| {
+            let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
+            (!is_bound(pod), created, pod.name_any())
+        });
     }
     let mut plan = DaemonSetPlan { status: status(&view, fits, &by_node), ..DaemonSetPlan::default() };
     plan.again = pods.iter().filter_map(|pod| view.until_available(pod)).filter(|left| !left.is_zero()).min();
@@ -128,8 +135,9 @@ fn manage(view: &DaemonSetView<'_>, node: &str, fit: Fit, pods: &[Arc<Pod>], pla
         plan.delete.extend(same.skip(1).map(|pod| (*pod).clone()));
     }
     let is_live = |new: bool| live.iter().find(|pod| view.is_new(pod) == new && !is_terminating(pod));
+    // An old pod that is not ready serves nobody, and may hold what the new one waits for, such as a port of the host.
     if let (Some(new), Some(old)) = (is_live(true), is_live(false))
-        && view.is_available(new)
+        && (view.is_available(new) || !is_ready(old))
     {
         plan.delete.push((*old).clone());
     }
@@ -193,7 +201,8 @@ fn status(
         status.current_number_scheduled += i32::from(!pods.is_empty());
         status.number_ready += i32::from(pods.iter().any(|pod| is_ready(pod) && !is_finished(pod)));
         available += i32::from(pods.iter().any(|pod| view.is_available(pod)));
-        updated += i32::from(pods.iter().any(|pod| view.is_new(pod) && !is_terminating(pod)));
+        // As upstream, the oldest pod: a node on which the new one only starts beside it is not updated yet.
+        updated += i32::from(pods.first().is_some_and(|pod| view.is_new(pod) && !is_terminating(pod)));
     }
     let some = |number: i32| Some(number).filter(|number| *number > 0);
     status.number_available = some(available);

@@ -126,6 +126,27 @@ fn updates_keep_their_bounds() {
 }
 
 #[test]
+fn a_node_is_updated_once_its_old_pod_is_gone() {
+    let log = rolling(0, 1);
+    let nodes = everywhere(&["a"]);
+    let updated = |pods: &[Arc<Pod>]| plan(&log, "y", &nodes, pods, now()).status.updated_number_scheduled;
+    assert_eq!(updated(&[pod(&log, "a", "x", true), pod(&log, "a", "y", false)]), None);
+    assert_eq!(updated(&[pod(&log, "a", "y", true)]), Some(1));
+}
+
+#[test]
+fn a_surging_update_removes_an_old_pod_that_is_not_ready() {
+    let log = rolling(0, 1);
+    let deleted = |ready: bool| {
+        let pods = [pod(&log, "a", "x", ready), pod(&log, "a", "y", false)];
+        let step = plan(&log, "y", &everywhere(&["a"]), &pods, now());
+        step.delete.iter().map(|pod| pod.name_any()).collect::<Vec<_>>()
+    };
+    assert_eq!(deleted(false), ["a-x"]);
+    assert!(deleted(true).is_empty(), "it serves until the new one is available");
+}
+
+#[test]
 fn on_delete_waits_for_people() {
     let log = set(json!({"type": "OnDelete"}), json!({}));
     let step = plan(&log, "y", &everywhere(&["a"]), &[pod(&log, "a", "x", true)], now());
