@@ -47,6 +47,12 @@ pub(super) fn ends(pod: &Pod) -> impl Iterator<Item = (&str, &ContainerStateTerm
     statuses.filter_map(|status| Some((status.name.as_str(), status.state.as_ref()?.terminated.as_ref()?)))
 }
 
+/// The pod's init containers that have ended, with their names.
+pub(super) fn init_ends(pod: &Pod) -> impl Iterator<Item = (&str, &ContainerStateTerminated)> {
+    let statuses = pod.status.iter().flat_map(|status| status.init_container_statuses.iter().flatten());
+    statuses.filter_map(|status| Some((status.name.as_str(), status.state.as_ref()?.terminated.as_ref()?)))
+}
+
 /// The time of its end: that of its last container, else of its deletion, else of its creation.
 pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
     let ended = ends(pod).filter_map(|(_, end)| Some(end.finished_at.as_ref()?.0)).max();
@@ -70,9 +76,12 @@ pub(super) fn stuck(pod: &Pod) -> Option<(&str, &str)> {
 const STUCK: [&str; 4] =
     ["ImagePullBackOff", "InvalidImageName", "CreateContainerError", "CreateContainerConfigError"];
 
-/// Restarts of its containers within the pod.
+/// Restarts of its containers and init containers within the pod.
 pub(super) fn restarts(pod: &Pod) -> i32 {
-    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let statuses = pod
+        .status
+        .iter()
+        .flat_map(|status| status.init_container_statuses.iter().chain(&status.container_statuses).flatten());
     statuses.map(|status| status.restart_count).fold(0, i32::saturating_add)
 }
 

@@ -5,7 +5,7 @@ use mayfly_api::k8s::api::{
     core::v1::Pod,
 };
 
-use super::pods::ends;
+use super::pods::{ends, init_ends};
 
 /// The effect of a failed pod on its Job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,8 @@ fn matched(rule: &PodFailurePolicyRule, pod: &Pod) -> Option<String> {
     let title = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default());
     if let Some(codes) = &rule.on_exit_codes {
         let named = |container: &str| codes.container_name.as_ref().is_none_or(|name| name == container);
-        let failed = ends(pod).filter(|(container, end)| named(container) && end.exit_code != 0);
+        let failed =
+            ends(pod).chain(init_ends(pod)).filter(|(container, end)| named(container) && end.exit_code != 0);
         let mut matching =
             failed.filter(|(_, end)| codes.values.contains(&end.exit_code) == (codes.operator == "In"));
         let (container, end) = matching.next()?;

@@ -156,6 +156,43 @@ fn fails_in_upstreams_words() {
     }
 }
 
+/// A pod whose init container has this state and number of restarts.
+fn with_init(phase: &str, state: Value, restarts: i32) -> Arc<Pod> {
+    let mut pod = Pod::clone(&pod("a", phase, true));
+    let status = json!([{"name": "setup", "image": "", "imageID": "", "ready": false, "restartCount": restarts,
+        "state": state}]);
+    pod.status.as_mut().unwrap().container_statuses = None;
+    pod.status.as_mut().unwrap().init_container_statuses = serde_json::from_value(status).unwrap();
+    Arc::new(pod)
+}
+
+#[test]
+fn restarts_of_init_containers_count_towards_the_limit() {
+    let reason = |restarts: i32| {
+        let mut job = job(json!({"backoffLimit": 2, "completions": 1}), json!({}));
+        job.spec.as_mut().unwrap().template.spec.as_mut().unwrap().restart_policy = Some("OnFailure".into());
+        let plan = look(&job, &[with_init("Pending", json!({"running": {}}), restarts)]);
+        holding(&plan.status, FAILURE_TARGET).and_then(|failed| failed.reason.clone())
+    };
+    assert_eq!(reason(1), None);
+    assert_eq!(reason(2).as_deref(), Some("BackoffLimitExceeded"));
+}
+
+#[test]
+fn a_failure_policy_reads_the_exit_codes_of_init_containers() {
+    let codes = json!({"operator": "In", "values": [42]});
+    let rules = json!([{"action": "FailJob", "onExitCodes": codes}]);
+    let spec = json!({"completions": 1, "podFailurePolicy": {"rules": rules}});
+    let end = |code: i32| json!({"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:00:00Z"}});
+    let message = |code: i32| {
+        let plan = look(&job(spec.clone(), json!({})), &[with_init("Failed", end(code), 0)]);
+        holding(&plan.status, FAILURE_TARGET).and_then(|failed| failed.message.clone())
+    };
+    assert_eq!(message(1), None);
+    let expected = "Container setup for pod /a failed with exit code 42 matching FailJob rule at index 0";
+    assert_eq!(message(42).as_deref(), Some(expected));
+}
+
 #[test]
 fn what_is_ignored_is_replaced_at_once() {
     let rules =
