@@ -9,11 +9,12 @@
 
 mod plan;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use kube::{
     Api, Client, ResourceExt as _,
     api::{Patch, PatchParams},
+    core::{DynamicObject, GroupVersionKind},
 };
 use mayfly_api::{
     ObjectKey,
@@ -23,6 +24,7 @@ use mayfly_api::{
             core::v1::{Pod, ReplicationController},
             policy::v1::PodDisruptionBudget,
         },
+        apimachinery::pkg::apis::meta::v1::OwnerReference,
         jiff::Timestamp,
     },
     selector::Selector,
@@ -122,7 +124,8 @@ impl DisruptionController {
             pods = self.pods.list_namespace(&key.namespace);
             pods.retain(|pod| selector.matches(pod.labels()));
         }
-        let plan = plan(&budget, &pods, |pod| self.scaled(pod), Timestamp::now());
+        let others = self.other_scales(&key.namespace, &pods).await?;
+        let plan = plan(&budget, &pods, |pod| self.scaled(pod, &others), Timestamp::now());
         if budget.status.as_ref() != Some(&plan.status) {
             let mut status = json!(plan.status);
             // Explicit nulls, so that the merge patch removes the pods that are no longer recorded.
@@ -146,9 +149,13 @@ impl DisruptionController {
         Ok(plan.again.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 
-    /// The object that scales a pod's siblings, and its desired number of pods.
-    fn scaled(&self, pod: &Pod) -> Scaled {
-        let Some(owner) = controller_of(pod) else { return Scaled::Nothing };
+    /// The object that scales a pod's siblings, and its desired number of pods. `others`: those of kinds without an
+    /// informer here, by uid.
+    fn scaled(&self, pod: &Pod, others: &BTreeMap<String, Scaled>) -> Scaled {
+        let Some(owner) = controller_of(pod) else { return Scaled::Unmanaged };
+        if let Some(known) = others.get(&owner.uid) {
+            return known.clone();
+        }
         let namespace = pod.namespace().unwrap_or_default();
         let key = ObjectKey::new(&namespace, &owner.name);
         let replicas = match owner.kind.as_str() {
@@ -167,13 +174,64 @@ impl DisruptionController {
                 .stateful_sets
                 .get(&key)
                 .map(|set| (owner.uid.clone(), set.spec.as_ref().and_then(|spec| spec.replicas))),
-            "ReplicationController" => self
+            _ => self
                 .replication
                 .get(&key)
                 .map(|set| (owner.uid.clone(), set.spec.as_ref().and_then(|spec| spec.replicas))),
-            kind => return Scaled::Unscalable(kind.to_owned()),
         };
         replicas
             .map_or(Scaled::Nothing, |(uid, replicas)| Scaled::By { uid, replicas: replicas.unwrap_or(1) })
     }
+
+    /// The controllers of the pods that are of other kinds, by uid: their number of pods is that of their subresource
+    /// `scale`.
+    async fn other_scales(
+        &self,
+        namespace: &str,
+        pods: &[Arc<Pod>],
+    ) -> kube::Result<BTreeMap<String, Scaled>> {
+        let mut scales = BTreeMap::new();
+        for owner in pods.iter().filter_map(|pod| controller_of(&**pod)).filter(|owner| !is_known(owner)) {
+            if !scales.contains_key(&owner.uid) {
+                scales.insert(owner.uid.clone(), self.scale_of(namespace, owner).await?);
+            }
+        }
+        Ok(scales)
+    }
+
+    /// The number of pods of a controller, from its subresource `scale`.
+    async fn scale_of(&self, namespace: &str, owner: &OwnerReference) -> kube::Result<Scaled> {
+        let (group, version) = owner.api_version.split_once('/').unwrap_or(("", owner.api_version.as_str()));
+        let kind = GroupVersionKind::gvk(group, version, &owner.kind);
+        let (resource, capabilities) = match kube::discovery::pinned_kind(&self.client, &kind).await {
+            Ok(found) => found,
+            Err(kube::Error::Discovery(_)) => return Ok(Scaled::Nothing),
+            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(Scaled::Nothing),
+            Err(error) => return Err(error),
+        };
+        if !capabilities.subresources.iter().any(|(subresource, _)| subresource.plural == "scale") {
+            let of_group = if group.is_empty() { String::new() } else { format!(".{group}") };
+            return Ok(Scaled::Unscalable(format!("{}{of_group}", resource.plural)));
+        }
+        let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), namespace, &resource);
+        let scale = api.get_scale(&owner.name).await;
+        if is_gone(&scale) {
+            return Ok(Scaled::Nothing);
+        }
+        let scale = scale?;
+        let replicas = scale.spec.and_then(|spec| spec.replicas).unwrap_or(0);
+        Ok(match scale.metadata.uid.as_deref() == Some(&owner.uid) {
+            true => Scaled::By { uid: owner.uid.clone(), replicas },
+            false => Scaled::Nothing,
+        })
+    }
+}
+
+/// Whether a controller is of a kind that has an informer here.
+fn is_known(owner: &OwnerReference) -> bool {
+    let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+    matches!(
+        (group, owner.kind.as_str()),
+        ("apps", "ReplicaSet" | "StatefulSet") | ("", "ReplicationController")
+    )
 }

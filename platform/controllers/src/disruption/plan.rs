@@ -30,10 +30,12 @@ pub(super) enum Scaled {
         uid: String,
         replicas: i32,
     },
-    /// A controller of this kind has no scale.
+    /// The controller's resource (`jobs.batch`) has no scale.
     Unscalable(String),
-    /// The pod has no controller.
+    /// The pod's controller does not exist.
     Nothing,
+    /// The pod has no controller. As upstream, it does not count towards the expected pods.
+    Unmanaged,
 }
 
 #[derive(Debug)]
@@ -118,9 +120,10 @@ fn expected(
     for pod in pods {
         match scaled(pod) {
             Scaled::By { uid, replicas } => drop(scales.insert(uid, replicas)),
-            Scaled::Unscalable(kind) => {
-                return Err(format!("{kind} does not implement the scale subresource"));
+            Scaled::Unscalable(resource) => {
+                return Err(format!("{resource} does not implement the scale subresource"));
             }
+            Scaled::Unmanaged => {}
             Scaled::Nothing => return Err(format!("found no controllers for pod {:?}", pod.name_any())),
         }
     }
@@ -180,6 +183,22 @@ mod tests {
             (status.disruptions_allowed, status.conditions.unwrap()[0].reason.as_str()),
             (0, "SyncFailed")
         );
+    }
+
+    #[test]
+    fn pods_without_a_controller_do_not_count() {
+        let budget = budget(json!({"maxUnavailable": 1}), Value::Null);
+        let now = at("2026-01-01T12:00:00Z");
+        let numbers = |scaled: &dyn Fn(&Pod) -> Scaled| {
+            let status = plan(&budget, &pods(3, 0), scaled, now).status;
+            (status.expected_pods, status.disruptions_allowed, status.conditions.unwrap()[0].reason.clone())
+        };
+        let mixed = |pod: &Pod| match pod.name_any().as_str() {
+            "p0" => Scaled::Unmanaged,
+            _ => Scaled::By { uid: "web".into(), replicas: 2 },
+        };
+        assert_eq!(numbers(&mixed), (2, 2, "SufficientPods".to_owned()));
+        assert_eq!(numbers(&|_| Scaled::Unmanaged), (0, 0, "InsufficientPods".to_owned()));
     }
 
     #[test]
