@@ -8,9 +8,11 @@
 //! ```
 //!
 //! [`plan`] is pure: the object, its revisions, pods and the time in. Claims of the templates are created before their
-//! pod and are kept unless the retention policy deletes them. (Behaviour: upstream `pkg/controller/statefulset`.)
+//! pod and are kept unless the retention policy ([`claims`]) deletes them. (Behaviour: upstream
+//! `pkg/controller/statefulset`.)
 
 mod act;
+mod claims;
 mod identity;
 mod plan;
 #[cfg(test)]

@@ -17,20 +17,24 @@ use mayfly_api::{
     },
     selector::{InvalidSelector, Selector},
 };
-use mayfly_informer::{EventRecorder, Informers, reconcile::Outcome};
+use mayfly_informer::{
+    Change, EventRecorder, Informer, Informers,
+    reconcile::{Outcome, WorkQueue},
+};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    identity::{claim_names, deleted_when_scaled, is_own, new_claims, new_pod, ordinal, pod_name},
-    plan::{Revisions, StatefulSetPlan, plan},
+    claims::{is_doomed, owners},
+    identity::{claim_names, is_claim_of, is_own, new_claims, new_pod, ordinal, pod_name},
+    plan::{Revisions, StatefulSetPlan, ordinals, plan},
 };
 use crate::{
     history::{self, LABEL_REVISION_HASH, RevisionHistory, template},
     metadata::{is_gone, status_patch, uid, with_explicit_nulls},
     owned_pods::{Error, OwnedPods, PodOwner},
-    ownership::{Dependents, controller_reference},
+    ownership::Dependents,
 };
 
 /// Keeps the pods of every StatefulSet.
@@ -39,6 +43,7 @@ pub(crate) struct StatefulSetController {
     client: Client,
     owned: Arc<OwnedPods<StatefulSet>>,
     revisions: Dependents<ControllerRevision>,
+    claims: Informer<PersistentVolumeClaim>,
 }
 
 impl PodOwner for StatefulSet {
@@ -57,21 +62,49 @@ impl PodOwner for StatefulSet {
 impl StatefulSetController {
     pub(crate) fn create(config: Config, client: Client, informers: &Informers) -> Self {
         let owned = OwnedPods::create(client.clone(), informers);
-        Self { config, owned, revisions: Dependents::create(client.clone(), informers), client }
+        let revisions = Dependents::create(client.clone(), informers);
+        Self { config, owned, revisions, claims: informers.of(), client }
     }
 
     pub(crate) async fn run(self, stop: CancellationToken) {
-        if stop.run_until_cancelled(self.revisions.objects.synced()).await.is_none() {
+        let synced = async {
+            self.revisions.objects.synced().await;
+            self.claims.synced().await;
+        };
+        if stop.run_until_cancelled(synced).await.is_none() {
             return;
         }
         let events = EventRecorder::start(self.client.clone(), "statefulset-controller", None, stop.clone());
+        let queue = WorkQueue::default();
+        self.wake_when_claims_go(&queue);
         let (owned, workers_max) = (self.owned.clone(), self.config.workers_max);
         let controller = Arc::new(self);
         let reconcile = move |key| {
             let (controller, events) = (controller.clone(), events.clone());
             async move { controller.reconcile(key, &events).await }
         };
-        owned.run("statefulset", workers_max, stop, reconcile).await;
+        owned.run_with("statefulset", queue, workers_max, stop, reconcile).await;
+    }
+
+    /// A pod that has not started gets its claims again, and a new pod waits until no claim belongs to an earlier one.
+    fn wake_when_claims_go(&self, queue: &WorkQueue<ObjectKey>) {
+        let (sets, queue) = (self.owned.owners.clone(), queue.clone());
+        self.claims.handle(move |change| {
+            let claim = change.latest();
+            let is_relevant = match &change {
+                Change::Deleted(_) => true,
+                Change::Updated { old, new } => old.owner_references() != new.owner_references(),
+                Change::Added(_) => false,
+            };
+            if !is_relevant {
+                return;
+            }
+            for set in sets.list_namespace(&claim.namespace().unwrap_or_default()) {
+                if is_claim_of(&set, &claim.name_any()) {
+                    queue.add(ObjectKey::of(&*set));
+                }
+            }
+        });
     }
 
     async fn reconcile(&self, key: ObjectKey, events: &EventRecorder) -> Result<Outcome, Error> {
@@ -102,6 +135,9 @@ impl StatefulSetController {
         let mut used: BTreeSet<String> =
             pods.iter().filter_map(|pod| pod.labels().get(LABEL_REVISION_HASH).cloned()).collect();
         used.extend([revisions.current.clone(), revisions.update.clone()]);
+        if set.metadata.deletion_timestamp.is_none() {
+            self.keep_claims(&key, &set, &pods).await?;
+        }
         let again = self.carry_out(&key, &set, plan, (&current, &update), events).await?;
         let limit = set.spec.as_ref().and_then(|spec| spec.revision_history_limit);
         history::delete(&self.client, &key.namespace, &history.surplus(limit, &used)).await?;
@@ -118,15 +154,15 @@ impl StatefulSetController {
     ) -> Result<Outcome, Error> {
         let mut wanted = Vec::new();
         for (ordinal, updated) in plan.create {
+            let name = pod_name(set, ordinal);
+            if self.claims_of(key, set, ordinal).any(|claim| is_doomed(&claim, &name)) {
+                // Their deletion starts another reconciliation.
+                continue;
+            }
             self.create_claims(key, set, ordinal).await?;
             let revision = if updated { update } else { current };
             let template = template(revision).unwrap_or_else(|| set.template());
             wanted.push(new_pod(set, template, &revision.name_any(), ordinal));
-        }
-        for pod in &plan.condemned {
-            if deleted_when_scaled(set) {
-                self.give_claims_to_pod(key, set, pod).await?;
-            }
         }
         if !wanted.is_empty() {
             self.owned.create_pods(&**set, &wanted, events).await?;
@@ -156,20 +192,42 @@ impl StatefulSetController {
         Ok(())
     }
 
-    /// Lets the garbage collector delete the claims of a pod with the pod.
-    async fn give_claims_to_pod(&self, key: &ObjectKey, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
-        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), &key.namespace);
-        let Some(ordinal) = ordinal(set, pod) else { return Ok(()) };
-        debug_assert_eq!(pod_name(set, ordinal), pod.name_any());
-        let owner = controller_reference(pod).map(|owner| {
-            json!({
-            "apiVersion": "v1", "kind": "Pod", "name": owner.name, "uid": uid(pod)})
-        });
-        for name in claim_names(set, ordinal) {
-            let patch = Patch::Merge(json!({"metadata": {"ownerReferences": [owner]}}));
-            let result = claims.patch(&name, &PatchParams::default(), &patch).await;
-            if !is_gone(&result) {
-                result?;
+    /// The known claims of one pod.
+    fn claims_of(
+        &self,
+        key: &ObjectKey,
+        set: &StatefulSet,
+        ordinal: i32,
+    ) -> impl Iterator<Item = Arc<PersistentVolumeClaim>> {
+        let names = claim_names(set, ordinal).into_iter();
+        names.filter_map(move |name| self.claims.get(&ObjectKey::new(&key.namespace, &name)))
+    }
+
+    /// Gives the claims of the pods the owners that the retention policy asks for, and pods that have not started the
+    /// claims that they lack.
+    async fn keep_claims(&self, key: &ObjectKey, set: &StatefulSet, pods: &[Arc<Pod>]) -> Result<(), Error> {
+        let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), &key.namespace);
+        let wanted = set.spec.as_ref().map(ordinals).unwrap_or_default();
+        for pod in pods {
+            let Some(ordinal) = ordinal(set, pod) else { continue };
+            let is_surplus = !wanted.contains(&ordinal);
+            let mut known = 0;
+            for claim in self.claims_of(key, set, ordinal) {
+                known += 1;
+                let Some(owners) = owners(set, pod, is_surplus, &claim) else { continue };
+                let metadata = json!({"uid": uid(&*claim),
+                    "resourceVersion": claim.metadata.resource_version, "ownerReferences": owners});
+                let patch = Patch::Merge(json!({"metadata": metadata}));
+                let result = api.patch(&claim.name_any(), &PatchParams::default(), &patch).await;
+                if !is_gone(&result) {
+                    result?;
+                }
+            }
+            let is_pending =
+                pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Pending");
+            let is_starting = is_pending && !is_surplus && pod.metadata.deletion_timestamp.is_none();
+            if is_starting && known < claim_names(set, ordinal).len() {
+                self.create_claims(key, set, ordinal).await?;
             }
         }
         Ok(())

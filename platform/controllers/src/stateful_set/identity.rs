@@ -1,6 +1,6 @@
 //! The names of a StatefulSet's pods and claims, and the pods themselves: pure.
 
-use kube::ResourceExt as _;
+use kube::{Resource, ResourceExt as _};
 use mayfly_api::k8s::{
     api::{
         apps::v1::StatefulSet,
@@ -76,6 +76,14 @@ pub(super) fn claim_names(set: &StatefulSet, ordinal: i32) -> Vec<String> {
     claim_templates(set).iter().map(|claim| claim_name(set, claim, ordinal)).collect()
 }
 
+/// Whether a claim has the name of one of the set's claims.
+pub(super) fn is_claim_of(set: &StatefulSet, name: &str) -> bool {
+    claim_templates(set).iter().any(|claim| {
+        let ordinal = name.strip_prefix(&format!("{}-{}-", claim.name_any(), set.name_any()));
+        ordinal.is_some_and(|text| text.parse::<u32>().is_ok())
+    })
+}
+
 /// The claims of one pod, from the templates.
 pub(super) fn new_claims(set: &StatefulSet, ordinal: i32) -> Vec<PersistentVolumeClaim> {
     let selector = set.spec.as_ref().and_then(|spec| spec.selector.match_labels.clone()).unwrap_or_default();
@@ -88,7 +96,7 @@ pub(super) fn new_claims(set: &StatefulSet, ordinal: i32) -> Vec<PersistentVolum
             namespace: set.namespace(),
             labels: Some(labels),
             annotations: claim.metadata.annotations.take(),
-            owner_references: deleted_with_set(set).then(|| controller_free(set)).map(|owner| vec![owner]),
+            owner_references: deleted_with_set(set).then(|| vec![free_reference(set)]),
             ..ObjectMeta::default()
         };
         claim.status = None;
@@ -97,9 +105,9 @@ pub(super) fn new_claims(set: &StatefulSet, ordinal: i32) -> Vec<PersistentVolum
     claim_templates(set).iter().map(claim).collect()
 }
 
-/// A reference that lets the garbage collector delete a claim with the set, without controlling it.
-fn controller_free(set: &StatefulSet) -> OwnerReference {
-    let owner = controller_reference(set).unwrap_or_default();
+/// A reference that lets the garbage collector delete a claim with its owner, which does not control it.
+pub(super) fn free_reference<O: Resource<DynamicType = ()>>(owner: &O) -> OwnerReference {
+    let owner = controller_reference(owner).unwrap_or_default();
     OwnerReference { controller: None, block_owner_deletion: None, ..owner }
 }
 
@@ -108,7 +116,8 @@ fn retention(set: &StatefulSet, scaled: bool) -> Option<String> {
     if scaled { policy.when_scaled } else { policy.when_deleted }
 }
 
-fn deleted_with_set(set: &StatefulSet) -> bool {
+/// Whether the claims are deleted with the set.
+pub(super) fn deleted_with_set(set: &StatefulSet) -> bool {
     retention(set, false).as_deref() == Some("Delete")
 }
 

@@ -29,8 +29,6 @@ pub(super) struct StatefulSetPlan {
     /// Ordinals to create, and whether with the template of the update revision.
     pub(super) create: Vec<(i32, bool)>,
     pub(super) delete: Vec<Arc<Pod>>,
-    /// Those of `delete` that a smaller set does not need.
-    pub(super) condemned: Vec<Arc<Pod>>,
     pub(super) status: StatefulSetStatus,
     pub(super) again: Option<Duration>,
 }
@@ -41,9 +39,15 @@ struct StatefulSetView<'a> {
     now: Timestamp,
 }
 
+/// The ordinals of the pods that the set should have.
+pub(super) fn ordinals(spec: &StatefulSetSpec) -> std::ops::Range<i32> {
+    let start = spec.ordinals.as_ref().and_then(|ordinals| ordinals.start).unwrap_or(0);
+    start..start.saturating_add(spec.replicas.unwrap_or(1))
+}
+
 impl StatefulSetView<'_> {
     fn start(&self) -> i32 {
-        self.spec.ordinals.as_ref().and_then(|ordinals| ordinals.start).unwrap_or(0)
+        ordinals(self.spec).start
     }
 
     fn wanted(&self) -> i32 {
@@ -106,7 +110,7 @@ pub(super) fn plan(
     if set.metadata.deletion_timestamp.is_some() {
         return plan;
     }
-    let wanted = view.start()..view.start().saturating_add(view.wanted());
+    let wanted = ordinals(view.spec);
     let waits = replenish(&view, wanted.clone(), &by_ordinal, &mut plan);
     let waits = waits || condemn(&view, &wanted, &by_ordinal, &mut plan);
     if !waits && !view.is_on_delete() {
@@ -162,7 +166,6 @@ fn condemn(
     for (_, pod) in pods.iter().rev().filter(|(ordinal, _)| !wanted.contains(*ordinal)) {
         if !is_terminating(pod) {
             plan.delete.push(pod.clone());
-            plan.condemned.push(pod.clone());
         }
         if view.is_ordered() {
             return true;

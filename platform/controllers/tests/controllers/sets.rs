@@ -6,7 +6,9 @@ use kube::{
 };
 use mayfly_api::k8s::api::{
     apps::v1::{DaemonSet, StatefulSet},
-    core::v1::{Endpoints, ReplicationController, Service, ServiceAccount},
+    core::v1::{
+        ConfigMap, Endpoints, PersistentVolumeClaim, Pod, ReplicationController, Service, ServiceAccount,
+    },
     discovery::v1::EndpointSlice,
     policy::v1::PodDisruptionBudget,
 };
@@ -140,4 +142,86 @@ async fn a_budget_counts_and_namespaces_have_their_account() {
         .unwrap();
     let again = || accounts.get(&key("default")).is_some_and(|account| account.metadata.uid != first);
     until(&accounts, "it is made again", again).await;
+}
+
+/// Whether claims follow the retention policy when it changes, and come back while their pod waits for them.
+#[tokio::test]
+async fn the_claims_of_a_stateful_set_follow_its_policy() {
+    let cluster = Cluster::quiet().await;
+    cluster.run_controllers();
+    let claims: Informer<PersistentVolumeClaim> = cluster.informers.of();
+    let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": {
+        "containers": [{"name": "c", "image": "one"}]}});
+    let claim_template = json!({"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}}}});
+    let object = json!({"metadata": {"name": "db"}, "spec": {"replicas": 1, "serviceName": "db",
+        "selector": {"matchLabels": {"app": "web"}}, "template": template,
+        "volumeClaimTemplates": [claim_template]}});
+    let set = cluster.create::<StatefulSet>(object).await;
+    let known = || claims.get(&key("data-db-0"));
+    let owners = || -> Option<Vec<String>> {
+        Some(known()?.owner_references().iter().map(|owner| owner.uid.clone()).collect())
+    };
+    until(&cluster.pods(), "the pod waits for its claim", || cluster.pods().get(&key("db-0")).is_some())
+        .await;
+    until(&claims, "nothing owns the claim", || owners() == Some(vec![])).await;
+    let api = cluster.api::<StatefulSet>();
+    let retention = |when_deleted: &str| {
+        Patch::Merge(json!({"spec": {"persistentVolumeClaimRetentionPolicy": {"whenDeleted": when_deleted}}}))
+    };
+    api.patch("db", &PatchParams::default(), &retention("Delete")).await.unwrap();
+    until(&claims, "the set owns the claim", || owners() == Some(vec![set.uid().unwrap()])).await;
+    api.patch("db", &PatchParams::default(), &retention("Retain")).await.unwrap();
+    until(&claims, "nothing owns the claim again", || owners() == Some(vec![])).await;
+    let first = known().and_then(|claim| claim.uid());
+    cluster.api::<PersistentVolumeClaim>().delete("data-db-0", &DeleteParams::default()).await.unwrap();
+    let is_new = || known().is_some_and(|claim| claim.uid() != first);
+    until(&claims, "the waiting pod has a claim again", is_new).await;
+}
+
+#[tokio::test]
+async fn a_budget_counts_by_the_scale_of_a_custom_kind() {
+    let cluster = Cluster::quiet().await;
+    cluster.run_controllers();
+    let send = async |path: &str, body: Value| {
+        let request = http::Request::post(path).header("content-type", "application/json");
+        cluster.client.request::<Value>(request.body(body.to_string().into_bytes()).unwrap()).await.unwrap()
+    };
+    let scale = json!({"specReplicasPath": ".spec.replicas", "statusReplicasPath": ".status.replicas"});
+    let number = json!({"type": "object", "properties": {"replicas": {"type": "integer"}}});
+    let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "fleets.example.dev"},
+        "spec": {"group": "example.dev", "scope": "Namespaced", "names": {"plural": "fleets", "kind": "Fleet"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "subresources": {"status": {}, "scale": scale},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": number, "status": number}}}}]}});
+    send("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await;
+    let fleet = json!({"apiVersion": "example.dev/v1", "kind": "Fleet", "metadata": {"name": "f"}, "spec": {"replicas": 5}});
+    let fleet = send("/apis/example.dev/v1/namespaces/default/fleets", fleet).await;
+    let of = |api_version: &str, kind: &str, owner: &Value| {
+        json!([{"apiVersion": api_version, "kind": kind, "name": owner["metadata"]["name"],
+            "uid": owner["metadata"]["uid"], "controller": true}])
+    };
+    let map = json!(cluster.create::<ConfigMap>(json!({"metadata": {"name": "m"}})).await);
+    let cases =
+        [("scaled", of("example.dev/v1", "Fleet", &fleet)), ("unscaled", of("v1", "ConfigMap", &map))];
+    for (name, owners) in cases {
+        let mut pod = template("one");
+        pod["metadata"] = json!({"name": name, "labels": {"app": name}, "ownerReferences": owners});
+        cluster.create::<Pod>(pod).await;
+        let budget = json!({"metadata": {"name": name}, "spec": {"maxUnavailable": "40%", "selector": {"matchLabels": {"app": name}}}});
+        cluster.create::<PodDisruptionBudget>(budget).await;
+    }
+    let budgets: Informer<PodDisruptionBudget> = cluster.informers.of();
+    let status = |name: &str| budgets.get(&key(name)).and_then(|budget| budget.status.clone());
+    let counted =
+        || status("scaled").is_some_and(|status| (status.expected_pods, status.desired_healthy) == (5, 3));
+    until(&budgets, "the budget knows the fleet's size", counted).await;
+    let failed = || {
+        let conditions = status("unscaled").and_then(|status| status.conditions).unwrap_or_default();
+        conditions.iter().any(|condition| {
+            condition.reason == "SyncFailed"
+                && condition.message == "configmaps does not implement the scale subresource"
+        })
+    };
+    until(&budgets, "a kind without a scale is named", failed).await;
 }
