@@ -33,6 +33,9 @@ pub struct Config {
     /// The maximum wait for the first list of every kind. After it, objects are collected although some kinds could
     /// not be listed (upstream's `initialSyncTimeout`).
     pub first_lists_max: Duration,
+    /// The time for which an owner whose dependents are kept waits for a kind that cannot be listed. After it, those of
+    /// its dependents of this kind are kept that the collector knows.
+    pub unlisted_max: Duration,
     /// The maximum number of owners that are cached as absent.
     pub absent_max: usize,
 }
@@ -43,6 +46,7 @@ impl Default for Config {
             workers_max: 16,
             rediscover_every: Duration::from_secs(30),
             first_lists_max: Duration::from_secs(30),
+            unlisted_max: Duration::from_secs(60),
             absent_max: 500,
         }
     }

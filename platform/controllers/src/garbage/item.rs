@@ -4,6 +4,7 @@
 use std::{
     collections::{HashSet, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use kube::{
@@ -38,6 +39,7 @@ pub(super) struct CollectorContext {
     pub(super) absent: Mutex<AbsentOwners>,
     pub(super) queue: WorkQueue<CollectorWork>,
     pub(super) events: EventRecorder,
+    pub(super) unlisted_max: Duration,
 }
 
 /// Owners that the API does not have, by full coordinates; the oldest is forgotten first.

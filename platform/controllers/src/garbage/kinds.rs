@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use kube::{
     Api, Client, Discovery,
     core::{ApiResource, DynamicObject, discovery::Scope},
-    discovery::verbs,
+    discovery::{ApiCapabilities, verbs},
 };
 
 use super::{graph::ObjectIdentity, item::Live};
@@ -25,6 +25,18 @@ pub(super) struct Kinds {
 pub(super) struct CollectedKind {
     pub(super) resource: ApiResource,
     pub(super) namespaced: bool,
+    /// Whether owner references can be removed from its objects.
+    pub(super) patchable: bool,
+}
+
+impl CollectedKind {
+    fn of(resource: ApiResource, capabilities: &ApiCapabilities) -> Self {
+        Self {
+            resource,
+            namespaced: capabilities.scope == Scope::Namespaced,
+            patchable: capabilities.supports_operation(verbs::PATCH),
+        }
+    }
 }
 
 impl Kinds {
@@ -35,16 +47,14 @@ impl Kinds {
             for version in group.versions() {
                 for (resource, capabilities) in group.versioned_resources(version) {
                     let key = (resource.api_version.clone(), resource.kind.clone());
-                    let namespaced = capabilities.scope == Scope::Namespaced;
-                    kinds.served.insert(key, CollectedKind { resource, namespaced });
+                    kinds.served.insert(key, CollectedKind::of(resource, &capabilities));
                 }
             }
             for (resource, capabilities) in group.recommended_resources() {
                 let needed = [verbs::GET, verbs::LIST, verbs::WATCH, verbs::DELETE];
                 let can = needed.iter().all(|verb| capabilities.supports_operation(verb));
                 if can && !IGNORED.contains(&resource.kind.as_str()) {
-                    let namespaced = capabilities.scope == Scope::Namespaced;
-                    kinds.collected.push(CollectedKind { resource, namespaced });
+                    kinds.collected.push(CollectedKind::of(resource, &capabilities));
                 }
             }
         }

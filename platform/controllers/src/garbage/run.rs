@@ -50,6 +50,7 @@ impl GarbageCollector {
             absent: Mutex::new(AbsentOwners::new(self.config.absent_max)),
             queue: WorkQueue::new(RETRY),
             events,
+            unlisted_max: self.config.unlisted_max,
         });
         let (synced, mut all_synced) = watch::channel(false);
         let monitors = monitor_all(shared.clone(), self.config.clone(), synced, stop.clone());

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use kube::api::DeleteParams;
+use kube::{
+    ResourceExt as _,
+    api::{DeleteParams, PropagationPolicy},
+};
+use mayfly_api::k8s::api::core::v1::ConfigMap;
 use mayfly_apiserver::User;
 use mayfly_controllers::Controllers;
 use serde_json::{Value, json};
@@ -35,11 +39,11 @@ async fn until_not_found(cluster: &Cluster, path: &str) {
 
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 
-/// The collector may list the kinds of the core group only.
-#[tokio::test]
-async fn kinds_that_cannot_be_listed_hold_nobody_up() {
+/// A cluster whose collector may list the kinds of the core group only.
+async fn collecting_core_kinds() -> Cluster {
     let mut cluster = Cluster::quiet().await;
     cluster.config.garbage.first_lists_max = Duration::from_millis(300);
+    cluster.config.garbage.unlisted_max = Duration::from_millis(300);
     let rules = json!([{"apiGroups": [""], "resources": ["*"], "verbs": ["*"]}]);
     let role = json!({"metadata": {"name": "core"}, "rules": rules});
     send(&cluster, "POST", &format!("{RBAC}/clusterroles"), role).await.unwrap();
@@ -51,10 +55,29 @@ async fn kinds_that_cannot_be_listed_hold_nobody_up() {
     let client = cluster.server.client(User::component("collector"));
     let controllers = Controllers::create(cluster.config.clone(), client, &cluster.informers);
     tokio::spawn(controllers.run(cluster.stop.clone()));
+    cluster
+}
+
+#[tokio::test]
+async fn kinds_that_cannot_be_listed_hold_nobody_up() {
+    let cluster = collecting_core_kinds().await;
     let top = map(&cluster, "top", vec![]).await;
     map(&cluster, "child", vec![owner(&top)]).await;
     delete(&cluster, "top", DeleteParams::background()).await;
     until_gone(&cluster, "child").await;
+}
+
+#[tokio::test]
+async fn an_owner_whose_dependents_stay_waits_a_limited_time_for_kinds_that_cannot_be_listed() {
+    let cluster = collecting_core_kinds().await;
+    let top = map(&cluster, "top", vec![]).await;
+    map(&cluster, "child", vec![owner(&top)]).await;
+    let orphan =
+        DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
+    delete(&cluster, "top", orphan).await;
+    until_gone(&cluster, "top").await;
+    let child = cluster.api::<ConfigMap>().get("child").await.unwrap();
+    assert!(child.owner_references().is_empty(), "{:?}", child.metadata);
 }
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
