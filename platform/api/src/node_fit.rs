@@ -203,8 +203,8 @@ fn tolerated(taint: &Taint, wanted: &Constraints) -> bool {
     wanted.tolerations.iter().any(|toleration| tolerates(toleration, taint))
 }
 
-/// Upstream: `Toleration.ToleratesTaint`.
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+/// Whether a toleration is of this taint (upstream: `Toleration.ToleratesTaint`).
+pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or_default();
     let key = toleration.key.as_deref().unwrap_or_default();
     if (!effect.is_empty() && effect != taint.effect) || (!key.is_empty() && key != taint.key) {

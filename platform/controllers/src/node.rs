@@ -1,4 +1,4 @@
-//! Nodes whose leases expired, and their pods.
+//! Nodes whose leases expired or that have NoExecute taints, and their pods.
 //!
 //! ```text
 //!            Lease not renewed for `grace`                  for `eviction_after` more
@@ -6,6 +6,11 @@
 //!     ▲                                        │
 //!     └────────────── Lease renewed ───────────┘   (taints removed; the kubelet reports Ready)
 //! ```
+//!
+//! The pods of a silent node become not ready at once, so that Services do not send requests to them.
+//!
+//! A NoExecute taint of another origin evicts the pods that do not tolerate it, those with `tolerationSeconds` after
+//! that time.
 //!
 //! The time is measured by this process's own clock from the moment it observed the last renewal, so that the clocks of
 //! machines need not agree. (Behaviour: upstream `pkg/controller/nodelifecycle`, `tainteviction`.)

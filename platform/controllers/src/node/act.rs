@@ -10,7 +10,7 @@ use mayfly_api::{
     k8s::{
         api::{
             coordination::v1::Lease,
-            core::v1::{Node, NodeCondition, Pod},
+            core::v1::{Node, NodeCondition, Pod, PodCondition},
         },
         apimachinery::pkg::apis::meta::v1::Time,
         jiff::Timestamp,
@@ -27,7 +27,7 @@ use super::{
     plan::{ANNOTATION_TTL, Health, Step, UNSCHEDULABLE, mark},
 };
 use crate::{
-    metadata::{is_gone, only, uid},
+    metadata::{is_gone, only, status_patch, uid},
     resync::ResyncTicker,
 };
 
@@ -117,25 +117,61 @@ async fn act(
             }
             api.patch(&node, &PatchParams::default(), &Patch::Merge(patch)).await?;
         }
+        Step::MarkPodNotReady { pod } => {
+            events.warning(&*pod, "NodeNotReady", "Node is not ready".to_owned());
+            let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+            // The kubelet writes the condition again once it is back.
+            let patch = Patch::Strategic(status_patch(&*pod, json!({"conditions": [not_ready()]})));
+            let result = pods.patch_status(&pod.name_any(), &PatchParams::default(), &patch).await;
+            if !is_gone(&result) {
+                result?;
+            }
+        }
         Step::SetTaints { node, resource_version, taints } => {
             let metadata = json!({"resourceVersion": resource_version});
             let patch = Patch::Merge(json!({"metadata": metadata, "spec": {"taints": taints}}));
             api.patch(&node, &PatchParams::default(), &patch).await?;
         }
         Step::Evict { pod } => {
-            events.normal(
-                &*pod,
-                "TaintManagerEviction",
-                "Deleting the pod: its node does not answer".to_owned(),
-            );
-            let pods: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
-            let result = pods.delete(&pod.name_any(), &only(uid(&*pod))).await;
+            let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+            let message = format!("Marking for deletion Pod {namespace}/{name}");
+            events.normal(&*pod, "TaintManagerEviction", message);
+            let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+            // The `podFailurePolicy` of the pod's Job may ignore a failure with this condition.
+            let patch = Patch::Strategic(status_patch(&*pod, json!({"conditions": [disrupted()]})));
+            let result = pods.patch_status(&name, &PatchParams::default(), &patch).await;
+            if !is_gone(&result) {
+                result?;
+            }
+            let result = pods.delete(&name, &only(uid(&*pod))).await;
             if !is_gone(&result) {
                 result?;
             }
         }
     }
     Ok(())
+}
+
+/// The condition of the pods of a silent node, without the fields that stay.
+fn not_ready() -> PodCondition {
+    PodCondition {
+        type_: "Ready".into(),
+        status: "False".into(),
+        last_transition_time: Some(Time(Timestamp::now())),
+        ..PodCondition::default()
+    }
+}
+
+/// Upstream's condition of a pod that a taint evicts.
+fn disrupted() -> PodCondition {
+    PodCondition {
+        type_: "DisruptionTarget".into(),
+        status: "True".into(),
+        reason: Some("DeletionByTaintManager".into()),
+        message: Some("Taint manager: deleting due to NoExecute taint".into()),
+        last_transition_time: Some(Time(Timestamp::now())),
+        ..PodCondition::default()
+    }
 }
 
 /// All of a node's conditions, with status Unknown.

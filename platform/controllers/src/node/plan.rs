@@ -1,4 +1,5 @@
-//! Decides which nodes are silent, their conditions, and the pods to evict. Pure: the time is an argument.
+//! Decides which nodes are silent, their conditions, and the pods that they or their NoExecute taints evict. Pure: the
+//! time is an argument.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -7,17 +8,20 @@ use std::{
 };
 
 use kube::ResourceExt as _;
-use mayfly_api::k8s::{
-    api::{
-        coordination::v1::Lease,
-        core::v1::{Node, Pod, Taint},
+use mayfly_api::{
+    k8s::{
+        api::{
+            coordination::v1::Lease,
+            core::v1::{Node, Pod, Taint},
+        },
+        apimachinery::pkg::apis::meta::v1::MicroTime,
     },
-    apimachinery::pkg::apis::meta::v1::MicroTime,
+    node_fit::tolerates,
 };
 use tokio::time::Instant;
 
 use super::Config;
-use crate::pods::is_active;
+use crate::pods::{is_active, is_ready};
 
 pub(super) const NOT_READY: &str = "node.kubernetes.io/not-ready";
 pub(super) const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
@@ -32,6 +36,43 @@ struct NodeHealth {
     renewed: Option<MicroTime>,
     heard: Instant,
     unwell: Option<Instant>,
+    /// The NoExecute taints that this controller does not set itself, and when each was first seen.
+    taints: Vec<(Taint, Instant)>,
+}
+
+impl NodeHealth {
+    fn observe_taints(&mut self, node: &Node, now: Instant) {
+        let known = std::mem::take(&mut self.taints);
+        let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref()).into_iter().flatten();
+        let foreign = taints.filter(|taint| taint.effect == "NoExecute" && !is_own(taint));
+        let since = |taint: &Taint| {
+            let same = |(other, _): &&(Taint, Instant)| other.key == taint.key && other.value == taint.value;
+            known.iter().find(same).map_or(now, |(_, since)| *since)
+        };
+        self.taints = foreign.map(|taint| (taint.clone(), since(taint))).collect();
+    }
+
+    /// Whether one of those taints evicts a pod now.
+    fn evicts(&self, pod: &Pod, now: Instant) -> bool {
+        is_active(pod)
+            && self.taints.iter().any(|(taint, since)| !is_tolerated(pod, taint, now.duration_since(*since)))
+    }
+}
+
+/// Whether a pod tolerates a NoExecute taint that the node has had for this time.
+fn is_tolerated(pod: &Pod, taint: &Taint, tainted: Duration) -> bool {
+    let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_ref()).into_iter().flatten();
+    // As upstream, the first toleration that fits counts.
+    let first = tolerations.into_iter().find(|toleration| tolerates(toleration, taint));
+    first.is_some_and(|toleration| {
+        let limit = toleration.toleration_seconds;
+        limit.is_none_or(|seconds| tainted < Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+    })
+}
+
+/// Whether this controller sets and removes the taint.
+fn is_own(taint: &Taint) -> bool {
+    taint.key == NOT_READY || taint.key == UNREACHABLE
 }
 
 /// The annotation of nodes for how long a kubelet may cache Secrets and ConfigMaps (upstream's TTL controller). Ours
@@ -51,6 +92,10 @@ pub(super) enum Step {
     /// The kubelet stopped renewing its lease: the conditions become Unknown.
     MarkUnknown {
         node: String,
+    },
+    /// A pod of such a node is not ready any more: Services send it no more requests.
+    MarkPodNotReady {
+        pod: Arc<Pod>,
     },
     /// Replaces the node's taints.
     SetTaints {
@@ -93,6 +138,7 @@ impl Health {
                 renewed: renewed.clone(),
                 heard: now,
                 unwell: None,
+                taints: Vec::new(),
             });
             if health.renewed != renewed {
                 (health.renewed, health.heard) = (renewed, now);
@@ -106,13 +152,19 @@ impl Health {
             }
             if state == NodeState::Silent && ready_status(node) != Some("Unknown") {
                 steps.push(Step::MarkUnknown { node: name.clone() });
+                let ready = pods_of(&name).into_iter().filter(|pod| is_active(pod) && is_ready(pod));
+                steps.extend(ready.map(|pod| Step::MarkPodNotReady { pod }));
             }
             steps.extend(taint_step(node, state));
-            if let Some(since) = health.unwell {
-                let unwell = now.duration_since(since);
-                let evicted = pods_of(&name).into_iter().filter(|pod| must_go(pod, state, unwell, config));
-                steps.extend(evicted.map(|pod| Step::Evict { pod }));
+            health.observe_taints(node, now);
+            if health.unwell.is_none() && health.taints.is_empty() {
+                continue;
             }
+            let unwell = health.unwell.map(|since| now.duration_since(since));
+            let evicted = pods_of(&name).into_iter().filter(|pod| {
+                unwell.is_some_and(|unwell| must_go(pod, state, unwell, config)) || health.evicts(pod, now)
+            });
+            steps.extend(evicted.map(|pod| Step::Evict { pod }));
         }
         steps
     }
@@ -169,9 +221,8 @@ fn taint_step(node: &Node, state: NodeState) -> Option<Step> {
         NodeState::Silent => Some(UNREACHABLE),
     };
     let old = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
-    let ours = |taint: &Taint| taint.key == NOT_READY || taint.key == UNREACHABLE;
     let mut taints: Vec<_> =
-        old.iter().filter(|taint| !ours(taint) || Some(taint.key.as_str()) == key).cloned().collect();
+        old.iter().filter(|taint| !is_own(taint) || Some(taint.key.as_str()) == key).cloned().collect();
     for effect in ["NoSchedule", "NoExecute"] {
         if let Some(key) = key
             && !taints.iter().any(|taint| taint.key == key && taint.effect == effect)

@@ -36,6 +36,9 @@ fn pod(name: &str, tolerations: serde_json::Value) -> Arc<Pod> {
 fn told(steps: &[Step]) -> Vec<String> {
     let tell = |step: &Step| match step {
         Step::MarkUnknown { node } => format!("unknown {node}"),
+        Step::MarkPodNotReady { pod } => {
+            format!("unready {}", pod.metadata.name.as_deref().unwrap_or_default())
+        }
         Step::SetTaints { taints, .. } => {
             let taints: Vec<_> =
                 taints.iter().map(|taint| format!("{}:{}", taint.key, taint.effect)).collect();
@@ -88,6 +91,65 @@ fn a_node_that_says_it_is_not_ready_is_tainted_otherwise() {
     let expected = format!("taints {NOT_READY}:NoSchedule {NOT_READY}:NoExecute");
     assert_eq!(plan(node("False", &[(UNREACHABLE, "NoExecute")])), [expected]);
     assert!(plan(node("False", &[(NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")])).is_empty());
+}
+
+#[test]
+fn the_ready_pods_of_a_silent_node_are_marked_once() {
+    let (config, start, mut health) = (Config::default(), Instant::now(), Health::default());
+    let of_phase = |name: &str, phase: &str, ready: &str| {
+        let mut pod = Pod::clone(&pod(name, json!([])));
+        let status = json!({"phase": phase, "conditions": [{"type": "Ready", "status": ready}]});
+        pod.status = serde_json::from_value(status).unwrap();
+        Arc::new(pod)
+    };
+    let pods = [
+        of_phase("serving", "Running", "True"),
+        of_phase("starting", "Running", "False"),
+        of_phase("done", "Succeeded", "True"),
+    ];
+    let mut at = |seconds: u64, ready: &str| {
+        let now = start + Duration::from_secs(seconds);
+        told(&health.plan(&[node(ready, &[])], &lease(0), |_| pods.to_vec(), &config, now))
+    };
+    assert!(at(0, "True").is_empty());
+    assert_eq!(at(41, "True")[..2], ["unknown n", "unready serving"]);
+    assert!(!at(46, "Unknown").iter().any(|step| step.starts_with("unready")));
+}
+
+#[test]
+fn a_taint_of_a_user_evicts_the_pods_that_do_not_tolerate_it() {
+    let (config, start, mut health) = (Config::default(), Instant::now(), Health::default());
+    let of_team = |seconds: serde_json::Value| json!([{"key": "team", "operator": "Equal", "value": "a", "effect": "NoExecute", "tolerationSeconds": seconds}]);
+    let pods = [
+        pod("plain", json!([])),
+        pod("other", json!([{"key": "team", "operator": "Equal", "value": "b"}])),
+        pod("patient", of_team(json!(null))),
+        pod("brief", of_team(json!(60))),
+        pod("static", json!([{"operator": "Exists", "effect": "NoExecute"}])),
+    ];
+    let tainted = |effect: &str| {
+        let mut node = Node::clone(&node("True", &[("team", effect)]));
+        node.spec.as_mut().unwrap().taints.as_mut().unwrap()[0].value = Some("a".into());
+        Arc::new(node)
+    };
+    let mut at = |seconds: u64, node: Arc<Node>| {
+        let now = start + Duration::from_secs(seconds);
+        // The lease is renewed all the time.
+        told(&health.plan(
+            &[node],
+            &lease(u32::try_from(seconds % 60).unwrap()),
+            |_| pods.to_vec(),
+            &config,
+            now,
+        ))
+    };
+    assert!(at(0, tainted("NoSchedule")).is_empty());
+    assert_eq!(at(10, tainted("NoExecute")), ["evict plain", "evict other"]);
+    assert_eq!(at(40, tainted("NoExecute")), ["evict plain", "evict other"]);
+    assert_eq!(at(70, tainted("NoExecute")), ["evict plain", "evict other", "evict brief"]);
+    // A taint that comes again counts anew.
+    assert!(at(75, node("True", &[])).is_empty());
+    assert_eq!(at(80, tainted("NoExecute")), ["evict plain", "evict other"]);
 }
 
 #[test]
