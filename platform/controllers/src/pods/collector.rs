@@ -5,15 +5,23 @@ use std::{
     sync::Arc,
 };
 
-use kube::{Api, Client, ResourceExt as _, api::DeleteParams};
-use mayfly_api::k8s::api::core::v1::{Node, Pod};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use mayfly_api::k8s::{
+    api::core::v1::{Node, Pod, PodCondition},
+    apimachinery::pkg::apis::meta::v1::Time,
+    jiff::Timestamp,
+};
 use mayfly_informer::{Informer, Informers};
+use serde_json::json;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Config, is_finished};
 use crate::{
-    metadata::{is_gone, only, uid},
+    metadata::{is_gone, only, status_patch, uid},
     resync::ResyncTicker,
 };
 
@@ -96,9 +104,8 @@ impl PodCollector {
         let pods = self.pods.list();
         let gone = self.absent.observe(&nodes, &pods, &self.config, Instant::now());
         for pod in plan(&pods, &gone, self.config.finished_max) {
-            let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
-            let params = DeleteParams { grace_period_seconds: Some(0), ..only(uid(&*pod)) };
-            let result = api.delete(&pod.name_any(), &params).await;
+            let is_lost = !is_finished(&pod) && node_name(&pod).is_some_and(|node| gone.contains(node));
+            let result = remove(&self.client, &pod, is_lost).await;
             match &result {
                 Err(error) if !is_gone(&result) => {
                     tracing::warn!(pod = %pod.name_any(), %error, "cannot remove a pod that is no longer needed");
@@ -109,11 +116,29 @@ impl PodCollector {
     }
 }
 
+/// Deletes a pod without grace. `is_lost`: its node does not exist any more, so that the pod has failed by no fault of
+/// its program; the `podFailurePolicy` of its Job reads that.
+async fn remove(client: &Client, pod: &Pod, is_lost: bool) -> kube::Result<()> {
+    let api: Api<Pod> = Api::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    if is_lost {
+        let condition = PodCondition {
+            type_: "DisruptionTarget".into(),
+            status: "True".into(),
+            reason: Some("DeletionByPodGC".into()),
+            message: Some("PodGC: node no longer exists".into()),
+            last_transition_time: Some(Time(Timestamp::now())),
+            ..PodCondition::default()
+        };
+        let patch = status_patch(pod, json!({"phase": "Failed", "conditions": [condition]}));
+        api.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(patch)).await?;
+    }
+    let params = DeleteParams { grace_period_seconds: Some(0), ..only(uid(pod)) };
+    api.delete(&pod.name_any(), &params).await.map(|_| ())
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
-
-    use serde_json::json;
 
     use super::*;
 
