@@ -12,6 +12,9 @@ use mayfly_api::k8s::{
 const HISTORY_MAX: usize = 3600;
 /// Upstream's default of `scaleDown.stabilizationWindowSeconds`.
 const DOWN_WINDOW_SECONDS: i32 = 300;
+/// The number of replicas that an autoscaler without `behavior` may always scale up to. Upstream's
+/// `scaleUpLimitMinimum`.
+const UP_MIN: i32 = 4;
 
 /// The recent recommendations and scale events of one autoscaler.
 #[derive(Debug, Default)]
@@ -102,7 +105,14 @@ pub(super) fn limit(
         std::cmp::Ordering::Equal => ("ReadyForNewScale", "recommended size matches current size"),
     };
     let (replicas, limited) = match stable.cmp(&current) {
-        std::cmp::Ordering::Greater => rise(&up, history, current, stable, max, now),
+        std::cmp::Ordering::Greater => {
+            // Without `behavior`, upstream has one fixed limit instead of the default policies.
+            let limit = match behavior {
+                Some(_) => rise_limit(&up, history, current, now),
+                None => current.saturating_mul(2).max(UP_MIN),
+            };
+            rise(limit.max(current), stable, max)
+        }
         std::cmp::Ordering::Less => fall(&down, history, current, stable, min, now),
         std::cmp::Ordering::Equal => within(stable, min, max),
     };
@@ -126,14 +136,8 @@ fn within(stable: i32, min: i32, max: i32) -> Clamped {
     }
 }
 
-fn rise(
-    rules: &HPAScalingRules,
-    history: &ScalingHistory,
-    current: i32,
-    stable: i32,
-    max: i32,
-    now: Timestamp,
-) -> Clamped {
+/// The highest number of replicas that the policies allow now.
+fn rise_limit(rules: &HPAScalingRules, history: &ScalingHistory, current: i32, now: Timestamp) -> i32 {
     let default = [policy("Pods", 4, 15), policy("Percent", 100, 15)];
     let policies = rules.policies.as_deref().filter(|policies| !policies.is_empty()).unwrap_or(&default);
     let limits = policies.iter().map(|policy| {
@@ -144,12 +148,14 @@ fn rise(
             _ => start.saturating_add(policy.value),
         }
     });
-    let limit = match rules.select_policy.as_deref() {
+    match rules.select_policy.as_deref() {
         Some("Disabled") => current,
         Some("Min") => limits.min().unwrap_or(current),
         _ => limits.max().unwrap_or(current),
-    };
-    let limit = limit.max(current);
+    }
+}
+
+fn rise(limit: i32, stable: i32, max: i32) -> Clamped {
     if stable > max.min(limit) {
         let reason = if limit < max {
             ("ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate")

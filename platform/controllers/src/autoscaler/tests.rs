@@ -136,6 +136,13 @@ fn policies_limit_the_rate() {
         "four pods or twice as many"
     );
     assert_eq!(limited(json!({}), &mut ScalingHistory::default(), (20, 90), 0), 40);
+    // Without `behavior` there are no policies, and the limit is fixed.
+    for (current, expected) in [(1, 4), (3, 6), (20, 40)] {
+        let mut history = ScalingHistory::default();
+        let found = limit(None, &mut history, (current, 90), (1, 100), now());
+        assert_eq!(found.replicas, expected);
+        assert_eq!(found.limited.map(|(reason, _)| reason), Some("ScaleUpLimit"));
+    }
 }
 
 #[test]
