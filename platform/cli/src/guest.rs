@@ -20,5 +20,7 @@ mod requirements;
 pub(crate) mod scaffold;
 pub(crate) mod script;
 mod sdk;
+#[cfg(test)]
+mod sdk_tests;
 mod stdlib;
 pub(crate) mod toolchain;

@@ -19,7 +19,7 @@ import wit_world.exports
 from componentize_py_types import Ok
 from wit_world.imports import types
 
-from . import _log, _wasi
+from . import _log, _loop, _wasi
 from ._http import Headers, Request, Response, encode
 
 # The first frames of a traceback that are not the user's code: this package, the event loop below an async handler.
@@ -129,7 +129,7 @@ def invoke(request: Request) -> Any:
         except ValueError as wrong:
             return error("BadRequest", f"the event is not JSON: {wrong}", 400)
         result = _handler(event)
-    return _wasi.run(result) if inspect.isawaitable(result) else result
+    return _loop.run(result) if inspect.isawaitable(result) else result
 
 
 def response_of(result: Any) -> Response:

@@ -1,13 +1,11 @@
-"""wasi:http and wasi:clocks for the rest of this package. Only importable inside a component."""
+"""wasi:http and the environment for the rest of this package. Only importable inside a component."""
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 from componentize_py_types import Err, Ok
-from poll_loop import PollLoop
-from wit_world.imports import environment, monotonic_clock, outgoing_handler, types
+from wit_world.imports import environment, outgoing_handler, types
 from wit_world.imports.streams import StreamError_Closed
 
 # The maximum size of one read or write: blocking-write-and-flush accepts 4096 bytes.
@@ -114,39 +112,3 @@ def explained(code: Any, url: str) -> tuple[str, str]:
 
 def variables() -> list[tuple[str, str]]:
     return environment.get_environment()
-
-
-class _Timer:
-    """A waker of the event loop: runs the callback unless it was cancelled."""
-
-    def __init__(self, handle: asyncio.TimerHandle) -> None:
-        self.handle = handle
-
-    def set_result(self, _: None) -> None:
-        if not self.handle.cancelled():
-            self.handle._run()
-
-
-class EventLoop(PollLoop):
-    """The toolchain's event loop, with timers."""
-
-    def time(self) -> float:
-        return monotonic_clock.now() / 1e9
-
-    def call_later(self, delay: float, callback: Callable, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(self.time() + delay, callback, args, self, context)
-        self.wakers.append((monotonic_clock.subscribe_duration(max(0, int(delay * 1e9))), _Timer(handle)))
-        return handle
-
-    def call_at(self, when: float, callback: Callable, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        return self.call_later(when - self.time(), callback, *args, context=context)
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        # Its callback is skipped when the time comes.
-        pass
-
-
-def run(coroutine: Any) -> Any:
-    loop = EventLoop()
-    asyncio.set_event_loop(loop)
-    return loop.run_until_complete(coroutine)
