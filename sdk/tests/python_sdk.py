@@ -138,6 +138,140 @@ def answer(handler, body=b"", method="POST", url="/"):
     return response, errors.getvalue()
 
 
+class Requests(unittest.TestCase):
+    def test_the_target_is_a_path_also_if_it_begins_with_two_slashes(self):
+        for url, path, query in [
+            ("/a/b?c=d&e", "/a/b", {"c": "d", "e": ""}),
+            ("//admin/secret?x=1", "//admin/secret", {"x": "1"}),
+            # urlsplit rejects it as an address.
+            ("//[", "//[", {}),
+            ("/a?b=c?d#e", "/a", {"b": "c?d"}),
+            ("http://example.com/x?y=z", "/x", {"y": "z"}),
+            ("http://example.com", "/", {}),
+        ]:
+            request = Request("GET", url)
+            self.assertEqual((request.path, request.query), (path, query), url)
+
+    def test_a_deeply_nested_event_is_a_bad_request(self):
+        response, _ = answer(lambda event: event, b"[" * 200_000)
+        self.assertEqual((response.status, response.json()["errorType"]), (400, "BadRequest"))
+
+
+class Responses(unittest.TestCase):
+    def test_one_object_of_headers_serves_many_responses(self):
+        headers = Headers([("x-a", "1"), ("x-a", "2")])
+        text = Response("text", headers=headers)
+        value = Response.of_json({}, headers=headers)
+        self.assertEqual(headers.fields, [("x-a", "1"), ("x-a", "2")])
+        self.assertEqual((text.headers["content-type"], value.headers["content-type"]),
+                         ("text/plain; charset=utf-8", "application/json"))
+        self.assertEqual(value.headers.list("x-a"), ["1", "2"])
+
+    def test_a_body_of_another_type_is_an_error_of_the_handler(self):
+        for body in [{"a": 1}, 7, None]:
+            def handle(request, body=body):
+                return Response(body)
+            response, errors = answer(handle)
+            self.assertEqual((response.status, response.json()["errorType"]), (500, "TypeError"))
+            self.assertIn("of_json", response.json()["errorMessage"])
+            self.assertIn("TypeError", errors)
+
+    def test_chunks_may_be_text(self):
+        self.assertEqual(Response(f"{n}é" for n in range(2)).body, "0é1é".encode())
+        listed = Response([b"a", "b"])
+        self.assertEqual((list(listed.chunks()), list(listed.chunks())), ([b"a", b"b"], [b"a", b"b"]))
+
+    def test_half_a_surrogate_pair_is_returned_as_it_was_received(self):
+        event = json.dumps({"text": HALF + "é"}).encode()
+        response, _ = answer(lambda event: event, event)
+        self.assertEqual((response.status, response.json()), (200, {"text": HALF + "é"}))
+
+    def test_values_that_json_cannot_represent_are_named(self):
+        def generate(event):
+            yield 1
+        cyclic = []
+        cyclic.append(cyclic)
+        for handler in [generate, lambda event: {1}, lambda event: float("nan"), lambda event: cyclic,
+                        lambda event: {(1, 2): 3}, lambda event: b"bytes"]:
+            response, _ = answer(handler)
+            self.assertEqual((response.status, response.json()["errorType"]), (500, "InvalidResult"))
+
+
+class Failures(unittest.TestCase):
+    def test_a_message_that_is_not_unicode_is_sent(self):
+        def handle(event):
+            raise ValueError(HALF)
+        response, _ = answer(handle)
+        self.assertEqual((response.status, response.json()),
+                         (500, {"errorType": "ValueError", "errorMessage": HALF}))
+
+    def test_a_message_that_cannot_be_made_is_replaced(self):
+        class Broken(Exception):
+            def __str__(self):
+                raise KeyError("x")
+
+        def handle(event):
+            raise Broken
+        response, _ = answer(handle)
+        self.assertEqual(response.status, 500)
+        self.assertIn("KeyError in its __str__", response.json()["errorMessage"])
+
+    def test_causes_are_in_the_log(self):
+        def handle(event):
+            try:
+                {}["name"]
+            except KeyError as missing:
+                raise RuntimeError("no name") from missing
+        _, errors = answer(handle)
+        self.assertIn("KeyError: 'name'", errors)
+        self.assertIn("RuntimeError: no name", errors)
+
+    def test_a_request_that_cannot_be_sent_is_described(self):
+        for url, headers in [("http://example.com/a b", None), ("http://example.com/", {"Host": "other"})]:
+            with self.assertRaisesRegex(ValueError, "is not allowed"):
+                fetch(url, headers=headers)
+        with self.assertRaisesRegex(LookupError, "the request is valid"):
+            fetch("http://example.com/")
+
+
+class Handlers(unittest.TestCase):
+    def load(self, source, name="handle"):
+        with tempfile.TemporaryDirectory() as folder:
+            module = f"module_{abs(hash(source))}"
+            with open(os.path.join(folder, f"{module}.py"), "w", encoding="utf-8") as file:
+                file.write(source)
+            sys.path.insert(0, folder)
+            try:
+                _adapter.load(module, name)
+            finally:
+                sys.path.remove(folder)
+        return _adapter._takes_request
+
+    def test_handlers_of_every_form_are_found(self):
+        for source, takes_request in [
+            ("def handle(): return 1", False),
+            ("async def handle(event): return event", False),
+            ("def handle(event, context=None): return event", False),
+            ("def handle(*arguments): return arguments", False),
+            ("def handle(request): return ''", True),
+            ("class Handler:\n    def __call__(self, event): return event\nhandle = Handler()", False),
+            ("class Handler:\n    async def run(self, request): return ''\nhandle = Handler().run", True),
+            ("import functools\ndef any(kind, event): return event\nhandle = functools.partial(any, 1)", False),
+            ("import functools\ndef same(f):\n    @functools.wraps(f)\n    def inner(*a, **k): return f(*a, **k)\n"
+             "    return inner\n@same\ndef handle(request): return ''", True),
+            ("from mayfly import Request\ndef handle(r: 'Request'): return ''", True),
+        ]:
+            self.assertEqual(self.load(source), takes_request, source)
+
+    def test_a_handler_that_cannot_be_called_is_an_error_of_the_build(self):
+        for source, expected in [
+            ("def handle(event, context): return event", r"handle\(event, context\) is called with one argument"),
+            ("def handle(*, event): return event", r"handle\(\*, event\) is called with one argument"),
+        ]:
+            with self.assertRaisesRegex(TypeError, expected):
+                self.load(source)
+
+
 class AsyncHandlers(unittest.TestCase):
     def seconds(self, handler):
         """The result of a handler, and the seconds that it took."""
@@ -266,6 +400,53 @@ class AsyncHandlers(unittest.TestCase):
         def handle(event):
             return asyncio.run(main(event))
         self.assertEqual(self.seconds(handle)[:2], (7, 1))
+
+
+class Logs(unittest.TestCase):
+    def written(self, write):
+        out, errors = io.StringIO(), io.StringIO()
+        log = logging.getLogger("test")
+        log.propagate, log.handlers = False, [_log.JsonHandler()]
+        log.setLevel(logging.DEBUG)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            write(log)
+        return out.getvalue(), errors.getvalue()
+
+    def test_a_record_that_cannot_be_written_raises_nothing(self):
+        cyclic = {}
+        cyclic["self"] = cyclic
+        for write in [lambda log: log.info("%d", "text"), lambda log: log.info("x", extra={"a": cyclic}),
+                      lambda log: log.info("x", extra={"a": {(1, 2): 3}})]:
+            out, errors = self.written(write)
+            self.assertEqual(out, "")
+            self.assertIn("Logging error", errors)
+
+    def test_half_a_surrogate_pair_is_written(self):
+        class Strict(io.StringIO):
+            def write(self, text):
+                text.encode()
+                return super().write(text)
+
+        out = Strict()
+        with contextlib.redirect_stdout(out):
+            _log.JsonHandler().emit(logging.makeLogRecord({"msg": HALF, "levelno": logging.INFO, "levelname": "INFO"}))
+        self.assertEqual(json.loads(out.getvalue())["message"], HALF)
+
+    def test_the_level_of_the_module_is_kept_unless_a_setting_replaces_it(self):
+        root = logging.getLogger()
+        before = root.level, root.handlers
+        try:
+            for own, setting, expected in [(logging.WARNING, None, logging.INFO), (logging.DEBUG, None, logging.DEBUG),
+                                           (logging.DEBUG, "error", logging.ERROR)]:
+                root.setLevel(own)
+                os.environ.pop("MAYFLY_LOG", None)
+                if setting:
+                    os.environ["MAYFLY_LOG"] = setting
+                _log.install()
+                self.assertEqual(root.level, expected)
+        finally:
+            os.environ.pop("MAYFLY_LOG", None)
+            root.level, root.handlers = before
 
 
 if __name__ == "__main__":

@@ -41,8 +41,21 @@ def load(module: str, name: str) -> None:
                   if inspect.isfunction(value) and value.__module__ == module and not known.startswith("_")]
         known = f"; it has {', '.join(public)}" if public else ""
         raise LookupError(f"{module}.py has no function {name!r}{known}")
+    check_parameters(_handler, f"{module}.py", name)
     _takes_request = takes_request(_handler)
     _include_later_imports()
+
+
+def check_parameters(handler: Any, file: str, name: str) -> None:
+    """Raises an error for a handler that cannot be called with one argument, or with none if it has no parameters."""
+    signature = inspect.signature(handler)
+    if not signature.parameters:
+        return
+    try:
+        signature.bind(None)
+    except TypeError as wrong:
+        raise TypeError(f"{file}: {name}{signature} is called with one argument, the event or the request: "
+                        f"{wrong}") from None
 
 
 def takes_request(handler: Any) -> bool:
@@ -126,7 +139,7 @@ def invoke(request: Request) -> Any:
     else:
         try:
             event = json.loads(request.body) if request.body else {}
-        except ValueError as wrong:
+        except (ValueError, RecursionError) as wrong:
             return error("BadRequest", f"the event is not JSON: {wrong}", 400)
         result = _handler(event)
     return _loop.run(result) if inspect.isawaitable(result) else result
@@ -161,7 +174,15 @@ def failure(failed: BaseException) -> Response:
     if not isinstance(status, int) or not 400 <= status <= 599:
         status = 500
     error_type = getattr(failed, "error_type", None) or type(failed).__name__
-    return error(str(error_type), str(failed), status)
+    return error(str(error_type), message_of(failed), status)
+
+
+def message_of(failed: BaseException) -> str:
+    try:
+        return str(failed)
+    except Exception as wrong:
+        # The class's own method.
+        return f"<{type(failed).__name__} without a message: {type(wrong).__name__} in its __str__>"
 
 
 class IncomingHandler(wit_world.exports.IncomingHandler):

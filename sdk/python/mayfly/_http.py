@@ -15,7 +15,11 @@ class Headers(Mapping[str, str]):
     """Header fields by case-insensitive name. `list` gives every value of a field that is repeated."""
 
     def __init__(self, fields: Mapping[str, str] | Iterable[tuple[str, str]] | None = None) -> None:
-        items = fields.items() if isinstance(fields, Mapping) else fields or ()
+        if isinstance(fields, Headers):
+            # A repeated field has several values.
+            items = fields.fields
+        else:
+            items = fields.items() if isinstance(fields, Mapping) else fields or ()
         self.fields: list[tuple[str, str]] = [(str(name), str(value)) for name, value in items]
 
     def list(self, name: str) -> "list[str]":
@@ -50,13 +54,12 @@ class Request:
                  body: bytes | str | Iterable[bytes] = b"") -> None:
         self.method = method.upper()
         self.url = url
-        parts = urlsplit(url)
-        self.path = parts.path or "/"
-        self.query_list: list[tuple[str, str]] = parse_qsl(parts.query, keep_blank_values=True)
+        self.path, query = _path_and_query(url)
+        self.query_list: list[tuple[str, str]] = parse_qsl(query, keep_blank_values=True)
         self.query: dict[str, str] = {}
         for name, value in self.query_list:
             self.query.setdefault(name, value)
-        self.headers = headers if isinstance(headers, Headers) else Headers(headers)
+        self.headers = Headers(headers)
         self._source = _chunks(body)
         self._body: bytes | None = None
 
@@ -79,12 +82,13 @@ class Request:
 class Response:
     """A response: of this function, or of a server that `fetch` called.
 
-    `body` may be bytes, text, or an iterable of bytes, which is streamed.
+    `body` may be bytes, text, or an iterable of bytes or text, which is streamed; `of_json` takes any other value.
     """
 
     def __init__(self, body: bytes | str | Iterable[bytes] = b"", status: int = 200, headers: Any = None) -> None:
         self.status = status
-        self.headers = headers if isinstance(headers, Headers) else Headers(headers)
+        # A copy: the type is added to it, and one object may be used for many responses.
+        self.headers = Headers(headers)
         if isinstance(body, str) and "content-type" not in self.headers:
             self.headers.fields.append(("content-type", "text/plain; charset=utf-8"))
         self._source = _chunks(body)
@@ -133,7 +137,7 @@ def fetch(url: str, method: str = "GET", headers: Any = None, body: bytes | str 
           timeout: float | None = None) -> Response:
     """Sends a request and returns the answer, whatever its status. `timeout` is in seconds, to the answer's first
     byte and between any two."""
-    fields = headers if isinstance(headers, Headers) else Headers(headers)
+    fields = Headers(headers)
     if _wasi is not None:
         return _wasi.fetch(url, method.upper(), fields, _chunks(body), timeout)
     return _fetch_natively(url, method.upper(), fields, b"".join(_chunks(body)), timeout)
@@ -141,15 +145,33 @@ def fetch(url: str, method: str = "GET", headers: Any = None, body: bytes | str 
 
 def encode(value: Any) -> bytes:
     """JSON in UTF-8. NaN and infinities are rejected, because JSON has none."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        # A half of a surrogate pair, which JSON's escapes can represent and UTF-8 cannot.
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _chunks(body: bytes | str | Iterable[bytes]) -> Iterable[bytes]:
+def _path_and_query(url: str) -> tuple[str, str]:
+    """The path and the query of a URL, or of a request's target, which begins with its path: there, two slashes are not
+    followed by a host."""
+    if not url.startswith("/"):
+        parts = urlsplit(url)
+        return parts.path or "/", parts.query
+    path, _, query = url.partition("#")[0].partition("?")
+    return path, query
+
+
+def _chunks(body: Any) -> Iterable[bytes]:
     if isinstance(body, str):
         return (body.encode(),)
     if isinstance(body, (bytes, bytearray, memoryview)):
         return (bytes(body),)
-    return body
+    if isinstance(body, Mapping) or not isinstance(body, Iterable):
+        raise TypeError(f"a body is bytes, text or an iterable of them, not {type(body).__name__}: "
+                        "json.dumps makes text of a value, Response.of_json a response")
+    chunks = (chunk.encode() if isinstance(chunk, str) else chunk for chunk in body)
+    return tuple(chunks) if isinstance(body, (list, tuple)) else chunks
 
 
 def _fetch_natively(url: str, method: str, headers: Headers, body: bytes, timeout: float | None) -> Response:

@@ -1,7 +1,7 @@
 """The standard `logging` module, written as one JSON object per line.
 
-`debug` and `info` go to stdout, `warning` and above to stderr. The setting MAYFLY_LOG (debug, info, warn, error or off;
-default info) sets the lowest level that is written.
+`debug` and `info` go to stdout, `warning` and above to stderr. The setting MAYFLY_LOG (debug, info, warn, error or off)
+sets the lowest level that is written; without it, the level that the module gave the root logger, or else info.
 """
 
 import json
@@ -21,15 +21,26 @@ log = logging.getLogger("mayfly")
 
 
 class JsonHandler(logging.Handler):
-    """Writes each record as a line of JSON."""
+    """Writes each record as a line of JSON. One that cannot be written is reported on stderr, and raises nothing in the
+    code that logs."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.write(record)
+        except Exception:
+            self.handleError(record)
+
+    def write(self, record: logging.LogRecord) -> None:
         line = {"level": NAMES.get(record.levelno, record.levelname.lower()), "message": record.getMessage()}
         line.update((name, value) for name, value in vars(record).items() if name not in STANDARD)
         if record.exc_info:
             line["traceback"] = "".join(traceback.format_exception(*record.exc_info)).rstrip()
         stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
-        print(json.dumps(line, ensure_ascii=False, default=str), file=stream)
+        try:
+            print(json.dumps(line, ensure_ascii=False, default=str), file=stream)
+        except UnicodeEncodeError:
+            # A half of a surrogate pair.
+            print(json.dumps(line, default=str), file=stream)
 
 
 def install() -> None:
@@ -37,4 +48,9 @@ def install() -> None:
     root = logging.getLogger()
     if not any(isinstance(handler, JsonHandler) for handler in root.handlers):
         root.handlers[:] = [JsonHandler()]
-    root.setLevel(LEVELS.get(os.environ.get("MAYFLY_LOG", ""), logging.INFO))
+    level = LEVELS.get(os.environ.get("MAYFLY_LOG", ""))
+    if level is not None:
+        root.setLevel(level)
+    elif root.level == logging.WARNING:
+        # The default of Python.
+        root.setLevel(logging.INFO)

@@ -67,11 +67,16 @@ def fetch(url: str, method: str, headers: Any, body: Iterable[bytes], timeout: f
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ValueError(f"{url!r} is not an http or https URL")
-    request = types.OutgoingRequest(fields_of(headers.fields))
-    request.set_method(METHODS[method]() if method in METHODS else types.Method_Other(method))
-    request.set_scheme(types.Scheme_Https() if parts.scheme == "https" else types.Scheme_Http())
-    request.set_authority(parts.netloc.rpartition("@")[2])
-    request.set_path_with_query((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+    try:
+        request = types.OutgoingRequest(fields_of(headers.fields))
+        request.set_method(METHODS[method]() if method in METHODS else types.Method_Other(method))
+        request.set_scheme(types.Scheme_Https() if parts.scheme == "https" else types.Scheme_Http())
+        request.set_authority(parts.netloc.rpartition("@")[2])
+        request.set_path_with_query((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+    except Err:
+        # It has no message.
+        raise ValueError(f"the method {method}, the URL {url!r} or one of the headers "
+                         f"{[name for name, _ in headers.fields]} is not allowed") from None
     options = None
     if timeout is not None:
         options = types.RequestOptions()

@@ -110,6 +110,12 @@ async def handle(event):
                 kept.append(bytearray(1 << 20))
         case "fetch":
             return fetch(event["url"]).text()
+        case "wait":
+            import asyncio
+            left = asyncio.create_task(asyncio.sleep(60), name="left")
+            return await asyncio.wait_for(asyncio.sleep(0.01, left.get_name()), 60)
+        case "half":
+            raise ValueError("\ud800")
     logging.info("greeting", extra={"person": event["name"]})
     return {"message": f"hello, {event['name']}", "greeting": os.environ["GREETING"], "half": str(decimal.Decimal("0.5"))}
 
@@ -143,6 +149,11 @@ async fn a_file_of_python_is_a_function() -> Result<()> {
     check_error(&call(&up, "handler", r#"{"do": "set"}"#).await?, 500, "InvalidResult", "set")?;
     check_error(&call(&up, "handler", r#"{"do": "grow"}"#).await?, 500, "MemoryError", "")?;
     check_error(&call(&up, "handler", "{").await?, 400, "BadRequest", "not JSON")?;
+    // Neither the timeout nor the task that is left behind is waited for.
+    let waited = call(&up, "handler", r#"{"do": "wait"}"#).await?;
+    ensure!(waited.status == 200 && waited.text() == "\"left\"", "{waited:?}");
+    let half = call(&up, "handler", r#"{"do": "half"}"#).await?;
+    ensure!(half.status == 500 && half.text().contains(r"\ud800"), "{half:?}");
     let denied = call(&up, "handler", r#"{"do": "fetch", "url": "http://example.com/"}"#).await?;
     check_error(&denied, 502, "Denied", "egress")?;
     let get = up.http().get("/fn/default/handler/").await?;
@@ -158,6 +169,9 @@ async fn a_file_of_python_is_a_function() -> Result<()> {
     let answer = up.http().get("/fn/default/web/a/b").await?;
     ensure!(answer.status == 201 && answer.text() == "GET 0\nGET 1\nGET 2\n", "{answer:?}");
 
+    // A path may begin with two slashes.
+    let answer = up.http().get("/fn/default/web//[").await?;
+    ensure!(answer.status == 201 && answer.header("x-path").ends_with("/["), "{answer:?}");
     // A response that cannot be sent is an error with its reason.
     for path in ["status", "header"] {
         let answer = up.http().get(&format!("/fn/default/web/{path}")).await?;
