@@ -184,22 +184,45 @@ function error(errorType, errorMessage, status, headers = {}) {
   return new Response(body, { status, headers: { "content-type": "application/json", ...headers } });
 }
 
+// Errors that the log shows for one exception: itself, its causes and the errors that it collects.
+const ERRORS_MAX = 8;
+
 /** The response for an exception; its stack, with the lines of the user's files, goes to the log. */
-function failure(failed) {
-  if (!(failed instanceof Error)) {
-    console.error(`Uncaught ${typeof failed === "object" ? safely(failed) : String(failed)}`);
-    return error("Error", String(failed?.message ?? failed), 500);
-  }
-  const named = failed.errorType ?? (failed.name !== "Error" ? failed.name : failed.constructor?.name);
-  console.error(`${named}: ${failed.message}\n${mapped(failed.stack ?? "")}`.trimEnd());
+export function failure(failed) {
+  console.error(described(failed));
+  if (!(failed instanceof Error)) return error("Error", printed(failed?.message ?? failed), 500);
   const status = Number.isInteger(failed.status) && failed.status >= 400 && failed.status <= 599 ? failed.status : 500;
-  return error(String(named ?? "Error"), failed.message, status);
+  return error(typeOf(failed), printed(failed.message), status);
 }
 
-function safely(value) {
+function typeOf(failed) {
+  const named = failed.errorType ?? (failed.name !== "Error" ? failed.name : failed.constructor?.name);
+  return printed(named ?? "Error");
+}
+
+/** A thrown value, and the causes of an error. */
+function described(failed) {
+  const shown = [];
+  const next = [[failed instanceof Error ? "" : "Uncaught ", failed]];
+  while (next.length > 0 && shown.length < ERRORS_MAX) {
+    const [prefix, thrown] = next.shift();
+    if (!(thrown instanceof Error)) {
+      shown.push(prefix + printed(thrown));
+      continue;
+    }
+    const stack = mapped(printed(thrown.stack ?? ""));
+    shown.push(`${prefix}${typeOf(thrown)}: ${printed(thrown.message)}\n${stack}`.trimEnd());
+    if (thrown.cause !== undefined) next.push(["Caused by: ", thrown.cause]);
+    if (Array.isArray(thrown.errors)) next.push(...thrown.errors.map((inner) => ["One of its errors: ", inner]));
+  }
+  return shown.join("\n");
+}
+
+/** A text for any value. */
+function printed(value) {
   try {
-    return JSON.stringify(value);
+    return (typeof value === "object" ? JSON.stringify(value) : undefined) ?? String(value);
   } catch {
-    return String(value);
+    return `[${typeof value} without a text]`;
   }
 }

@@ -23,15 +23,22 @@ function packageOf(path) {
   return parts[0].startsWith("@") ? parts.slice(0, 2).join("/") : parts[0];
 }
 
+// Marks a resolution of this plugin's own, which it must not handle again.
+const OWN_RESOLUTION = Symbol("own resolution");
+
 /** Explains why an import cannot work, which esbuild's own message does not. */
 const refusals = {
   name: "refusals",
   setup(build) {
-    build.onResolve({ filter: /.*/ }, ({ path, resolveDir }) => {
-      if (builtin.has(path) && resolveDir !== job.sdk) {
-        const text = `${path} is a module of Node.js: functions have the web's APIs (fetch, URL, crypto, streams)`;
-        return { errors: [{ text }] };
+    build.onResolve({ filter: /.*/ }, async ({ path, resolveDir, importer, kind, pluginData }) => {
+      if (!builtin.has(path) || resolveDir === job.sdk || pluginData === OWN_RESOLUTION) return;
+      if (!path.startsWith("node:")) {
+        // An installed package may have the name of a module of Node.js: events, buffer, util.
+        const found = await build.resolve(path, { resolveDir, importer, kind, pluginData: OWN_RESOLUTION });
+        if (found.errors.length === 0 && !found.external) return found;
       }
+      const text = `${path} is a module of Node.js: functions have the web's APIs (fetch, URL, crypto, streams)`;
+      return { errors: [{ text }] };
     });
     build.onLoad({ filter: /\.node$/ }, ({ path }) => {
       return { errors: [{ text: `the package ${packageOf(path)} is native (${basename(path)}): only packages in plain \

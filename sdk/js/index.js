@@ -19,9 +19,40 @@ const LEVELS = ["debug", "info", "warn", "error", "off"];
 function write(level, message, fields) {
   const least = LEVELS.indexOf(env.MAYFLY_LOG ?? "info");
   if (LEVELS.indexOf(level) < (least < 0 ? 1 : least)) return;
-  const line = JSON.stringify({ level, message: String(message), ...fields });
+  let line;
+  try {
+    line = json({ level, message: String(message), ...fields });
+  } catch (wrong) {
+    // A getter or a toJSON of a field. What is logged must not end the request.
+    line = JSON.stringify({ level, message: "a line of the log cannot be written", error: `${wrong?.message}` });
+  }
   // console.log is stdout, console.error is stderr.
   (level === "debug" || level === "info" ? console.log : console.error)(line);
+}
+
+/** JSON.stringify, also for errors, BigInt, and objects that contain themselves. */
+function json(value) {
+  const plain = new Map();
+  const ancestors = [];
+  return JSON.stringify(value, function (_key, value) {
+    if (typeof value === "bigint") return String(value);
+    if (typeof value !== "object" || value === null) return value;
+    if (value instanceof Error) value = fieldsOf(value, plain);
+    // `this` is the object with the key: those after it are not around this value.
+    while (ancestors.length > 0 && ancestors.at(-1) !== this) ancestors.pop();
+    if (ancestors.includes(value)) return "[Circular]";
+    ancestors.push(value);
+    return value;
+  });
+}
+
+/** The fields of an error, which JSON.stringify leaves out; one object for each error. */
+function fieldsOf(error, plain) {
+  if (!plain.has(error)) {
+    const { name, message, cause } = error;
+    plain.set(error, { name, message, ...error, ...(cause === undefined ? {} : { cause }) });
+  }
+  return plain.get(error);
 }
 
 /** Structured log lines: one JSON object each. MAYFLY_LOG sets the lowest level that is written. */

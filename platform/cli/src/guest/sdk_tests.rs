@@ -1,4 +1,4 @@
-//! Runs the tests of the SDKs in their own languages.
+//! Runs the tests of the Python and JavaScript SDKs in their own languages.
 
 use std::{path::Path, process::Command};
 
@@ -20,4 +20,9 @@ fn passes(test: &str, program: &str, arguments: &[&str], file: &str) {
 #[test]
 fn the_python_sdk_passes_its_tests() {
     passes("the_python_sdk_passes_its_tests", "python3", &["-B"], "python_sdk.py");
+}
+
+#[test]
+fn the_javascript_sdk_passes_its_tests() {
+    passes("the_javascript_sdk_passes_its_tests", "node", &["--test"], "javascript_sdk.mjs");
 }

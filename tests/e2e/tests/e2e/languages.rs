@@ -256,9 +256,15 @@ async fn a_file_of_typescript_or_javascript_is_a_function() -> Result<()> {
     log_has(&up, "handler", &lines).await?;
 
     let other = folder.path().join("site.js");
-    let site = "export default { fetch(request) {
+    // A package may have the name of a module of Node.js.
+    let events = folder.path().join("node_modules/events");
+    std::fs::create_dir_all(&events)?;
+    std::fs::write(events.join("package.json"), r#"{"name": "events", "main": "events.js"}"#)?;
+    std::fs::write(events.join("events.js"), "exports.prefix = '';\n")?;
+    let site = "import { prefix } from 'events';
+    export default { fetch(request) {
         const path = new URL(request.url).pathname;
-        const response = new Response(path, { status: 201 });
+        const response = new Response(prefix + path, { status: 201 });
         return path === '/status' ? Object.defineProperty(response, 'status', { value: 99 }) : response;
     } };";
     std::fs::write(&other, site)?;
