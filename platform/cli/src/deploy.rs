@@ -31,7 +31,10 @@ use super::{
     upload::{self, Upload},
     wait,
 };
-use crate::guest::{limits::BuildTimeout, project::Project};
+use crate::guest::{
+    limits::{BuildLimits, BuildTimeout},
+    project::Project,
+};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -220,7 +223,8 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
         // Reports an unreachable server before a long build.
         answers(session, &Project::load(&args.source)?.manifest).await?;
         let directory = args.source.clone();
-        let limits = args.timeout.into();
+        let limits = BuildLimits::from(args.timeout);
+        let _guard = limits.cancel_on_drop();
         tokio::task::spawn_blocking(move || build::project(&directory, &limits)).await??.into()
     } else {
         let name = name_of_file(&args.source);

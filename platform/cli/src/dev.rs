@@ -252,6 +252,7 @@ async fn project_round(
     deploy::answers(session, &manifest).await?;
     let limits = BuildLimits::from(args.timeout);
     let build = {
+    let _guard = limits.cancel_on_drop();
         let limits = limits.clone();
         tokio::task::spawn_blocking(move || build::project(&source, &limits))
     };

@@ -1,6 +1,6 @@
 //! Builds a project, or every package of a workspace, into components.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -65,12 +65,28 @@ fn build_script(
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
     // Nothing in this folder should be committed to a repository.
     fs::write(out.join(".gitignore"), "*\n").with_context(|| format!("cannot write to {}", out.display()))?;
+    let _lock = lock(&out, progress)?;
     let draft = tempfile::NamedTempFile::new_in(&out)?;
     let toolchain = script.build(draft.path(), limits, progress)?;
     let bytes = draft.path().metadata()?.len();
     let path = out.join(format!("{}.wasm", project.name));
     draft.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(BuiltComponent { name: project.name.clone(), path, bytes, toolchain })
+}
+
+/// Waits until no other build works in this folder: npm and pip write to it. Released on drop.
+fn lock(folder: &Path, progress: Progress<'_>) -> Result<File> {
+    let path = folder.join("lock");
+    let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            progress("waiting for another build in this folder");
+            file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+        }
+        // A file system without locks is no reason to build nothing.
+        Ok(()) | Err(TryLockError::Error(_)) => {}
+    }
+    Ok(file)
 }
 
 /// Builds every package of a workspace that produces a component, to `<out>/<package>.wasm`.
@@ -167,5 +183,27 @@ impl Builder {
         draft.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
         let bytes = component.len() as u64;
         Ok(BuiltComponent { name: name.to_owned(), path, bytes, toolchain: self.toolchain.describe() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_build_waits_for_another_one_in_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = lock(folder.path(), &mut |line| panic!("the first waits: {line}")).unwrap();
+        let (told, waits) = mpsc::channel();
+        let path = folder.path().to_owned();
+        let second = std::thread::spawn(move || {
+            let file = lock(&path, &mut |line| told.send(line.to_owned()).unwrap()).unwrap();
+            drop(file);
+        });
+        assert_eq!(waits.recv().unwrap(), "waiting for another build in this folder");
+        drop(first);
+        second.join().unwrap();
     }
 }

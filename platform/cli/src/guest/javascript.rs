@@ -36,10 +36,8 @@ pub(super) fn build(
     let sdk = packages::sdk()?;
     // Node.js resolves packages from the folder of the importing program.
     let program = toolchain.join("build.mjs");
-    fs::copy(sdk.join("js/build.mjs"), &program)
-        .with_context(|| format!("cannot write {}", program.display()))?;
-    fs::copy(sdk.join("js/stack.js"), toolchain.join("stack.mjs"))
-        .context("cannot write to the cache of tool chains")?;
+    packages::put_file(&sdk.join("js/build.mjs"), &program)?;
+    packages::put_file(&sdk.join("js/stack.js"), &toolchain.join("stack.mjs"))?;
     let job = json!({
         "source": script.file, "handler": script.handler, "sdk": sdk.join("js"), "wit": sdk.join("wit"), "world": WORLD,
         "out": out,
@@ -55,7 +53,8 @@ pub(super) fn build(
         progress(line);
     }
     if !ended.status.success() {
-        bail!("{} could not be built; its error is above", script.file_name());
+        let reason = ended.unsaid("node").unwrap_or_else(|| "its error is above".to_owned());
+        bail!("{} could not be built; {reason}", script.file_name());
     }
     Ok(versions)
 }

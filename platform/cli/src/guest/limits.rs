@@ -53,6 +53,11 @@ impl BuildLimits {
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
+    /// Cancels the build on drop: its caller waits no more, for example after Ctrl-C, and its programs would run on.
+    pub(crate) fn cancel_on_drop(&self) -> BuildGuard {
+        BuildGuard(self.clone())
+    }
+
     /// Whether the build was cancelled.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
@@ -76,6 +81,16 @@ impl BuildLimits {
         } else {
             None
         }
+    }
+}
+
+/// Cancels a build on drop.
+#[derive(Debug)]
+pub(crate) struct BuildGuard(BuildLimits);
+
+impl Drop for BuildGuard {
+    fn drop(&mut self) {
+        self.0.cancel();
     }
 }
 
@@ -120,6 +135,15 @@ impl LimitWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_build_without_its_caller_is_cancelled() {
+        let limits = BuildLimits::default();
+        let guard = limits.cancel_on_drop();
+        assert!(!limits.without_time().is_cancelled());
+        drop(guard);
+        assert!(limits.is_cancelled() && limits.without_time().is_cancelled());
+    }
 
     #[test]
     fn the_error_names_the_file_the_limit_and_how_to_raise_it() {

@@ -2,13 +2,14 @@
 //! that later builds need no network.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 
 use anyhow::{Context, Result};
 use include_dir::{Dir, include_dir};
+use rustix::process::Signal;
 use sha2::{Digest as _, Sha256};
 
 use super::cargo::Progress;
@@ -40,13 +41,45 @@ pub(super) fn installed(
     lock.lock().context("cannot lock the cache of tool chains")?;
     // Another build may have installed it meanwhile.
     if !place.is_dir() {
-        let work = tempfile::tempdir_in(&folder)?;
+        remove_unfinished(&folder);
+        let work = tempfile::Builder::new().prefix(UNFINISHED_PREFIX).tempdir_in(&folder)?;
         let made = work.path().join("toolchain");
         fs::create_dir(&made)?;
         install(&made, progress)?;
         fs::rename(&made, &place).with_context(|| format!("cannot make {}", place.display()))?;
     }
     Ok(place)
+}
+
+/// The start of the names of folders in which tool chains are being installed.
+const UNFINISHED_PREFIX: &str = ".unfinished-";
+
+/// Removes what interrupted installations left: hundreds of megabytes each. The lock of the cache is held, so no other
+/// installation is running. What cannot be removed stays.
+fn remove_unfinished(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED_PREFIX.as_bytes()) {
+            fs::remove_dir_all(entry.path()).ok();
+        }
+    }
+}
+
+/// Makes a file of a tool chain equal to one of the SDK. Builds that run at the same time never see a part of it.
+pub(super) fn put_file(from: &Path, to: &Path) -> Result<()> {
+    let content = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
+    if fs::read(to).is_ok_and(|present| present == content) {
+        return Ok(());
+    }
+    let write = || -> Result<()> {
+        let folder = to.parent().context("a file without a folder")?;
+        // The mode follows the user's umask, as that of the other files.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o666);
+        let mut draft = tempfile::Builder::new().permissions(open).tempfile_in(folder)?;
+        draft.write_all(&content)?;
+        draft.persist(to)?;
+        Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", to.display()))
 }
 
 /// Extracts the SDKs of Python and JavaScript and the WIT files that are embedded in this binary: `python/mayfly`,
@@ -92,6 +125,16 @@ pub(super) struct ToolExit {
     pub(super) stderr: String,
     /// Whether it was ended because its time was over.
     pub(super) is_overdue: bool,
+}
+
+impl ToolExit {
+    /// The reason of a failure that the program itself did not write: it was ended by a signal.
+    pub(super) fn unsaid(&self, program: &str) -> Option<String> {
+        use std::os::unix::process::ExitStatusExt as _;
+        let signal = self.status.signal()?;
+        let memory = if signal == Signal::KILL.as_raw() { "; was the machine out of memory?" } else { "" };
+        Some(format!("{program} was ended by signal {signal}{memory}"))
+    }
 }
 
 /// Runs a program to its end or its limits. Each line of its stdout goes to `progress`.
@@ -158,6 +201,51 @@ mod tests {
         let cancelled = limits.clone();
         let ended = run(endless(), &limits.without_time(), &mut |_| cancelled.cancel()).unwrap();
         assert!(!ended.is_overdue && !ended.status.success());
+    }
+
+    #[test]
+    fn a_program_that_was_killed_is_named() {
+        let killed = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            run(command, &BuildLimits::default(), &mut |_| {}).unwrap().unsaid("node")
+        };
+        let expected = "node was ended by signal 9; was the machine out of memory?";
+        assert_eq!(killed("kill -KILL $$").as_deref(), Some(expected));
+        assert_eq!(killed("exit 1"), None);
+    }
+
+    #[test]
+    fn interrupted_installations_are_removed_and_complete_ones_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [".unfinished-abc/toolchain", "componentize-py-1", "sdk-1"] {
+            fs::create_dir_all(folder.path().join(name)).unwrap();
+        }
+        remove_unfinished(folder.path());
+        let mut left: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().flatten().map(|one| one.file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["componentize-py-1", "sdk-1"]);
+    }
+
+    #[test]
+    fn a_file_of_a_tool_chain_is_replaced_as_a_whole() {
+        use std::os::unix::fs::MetadataExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
+        let inode = || fs::metadata(&to).unwrap().ino();
+        fs::write(&from, "1").unwrap();
+        put_file(&from, &to).unwrap();
+        let first = inode();
+        put_file(&from, &to).unwrap();
+        assert_eq!(inode(), first, "an equal file is not written");
+        // A reader that opened the file before has its whole content.
+        let mut reader = File::open(&to).unwrap();
+        fs::write(&from, "22").unwrap();
+        put_file(&from, &to).unwrap();
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!((text.as_str(), fs::read_to_string(&to).unwrap().as_str()), ("1", "22"));
     }
 
     #[test]

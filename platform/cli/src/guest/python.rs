@@ -69,7 +69,8 @@ pub(super) fn build(
         for line in own_frames(&ended.stderr).lines() {
             progress(line);
         }
-        bail!("{} could not be loaded; its error is above", script.file_name());
+        let reason = ended.unsaid("componentize-py").unwrap_or_else(|| "its error is above".to_owned());
+        bail!("{} could not be loaded; {reason}", script.file_name());
     }
     Ok(versions)
 }
