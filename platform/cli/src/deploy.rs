@@ -126,6 +126,27 @@ impl Settings {
     pub(super) fn has_middleware(&self) -> bool {
         !self.middleware.is_empty()
     }
+
+    /// Checks the settings that need no server, before a build that may take minutes.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        if let Some(name) = &self.name {
+            check_name(name)?;
+        }
+        match self.middleware.iter().find(|file| !file.is_file()) {
+            Some(missing) => {
+                let what = format!("--middleware: there is no file {}", missing.display());
+                Err(Failure::error(what, "name the .wasm file of a middleware component"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn check_name(name: &str) -> anyhow::Result<()> {
+    validation::function_name(name).map_err(|why| {
+        let todo = "give it a name with --name: lower-case letters, digits and dashes";
+        Failure::error(format!("{name:?} cannot be a function's name: {why}"), todo)
+    })
 }
 
 pub(super) fn variable(text: &str) -> Result<(String, String), String> {
@@ -209,6 +230,7 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
         let todo = "leave out --variable, --host and --build, or name a spin.toml";
         return Err(Failure::error("these options are for Spin applications", todo));
     }
+    args.settings.check()?;
     let registry = match (args.image, args.oci) {
         (Some(reference), _) => {
             let (port, command, args) = (args.port, args.command, args.program_args);
@@ -268,10 +290,7 @@ pub(crate) async fn deploy(
     patience: Option<Duration>,
 ) -> anyhow::Result<Deployed> {
     let name = settings.name.as_deref().unwrap_or(&source.name);
-    if let Err(why) = validation::function_name(name) {
-        let todo = "give it a name with --name: lower-case letters, digits and dashes";
-        return Err(Failure::error(format!("{name:?} cannot be a function's name: {why}"), todo));
-    }
+    check_name(name)?;
     let server = session.server().await?;
     let namespace = namespace(session, source.manifest.as_ref()).await?;
     let mut uploaded = None;
@@ -408,6 +427,22 @@ pub(super) mod tests {
         ] {
             let Err(error) = Line::try_parse_from([&["deploy"], line].concat()) else { panic!("{line:?}") };
             assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn settings_are_checked_before_a_build() {
+        let folder = tempfile::tempdir().unwrap();
+        let [there, missing] =
+            ["a.wasm", "b.wasm"].map(|name| folder.path().join(name).display().to_string());
+        std::fs::write(&there, "").unwrap();
+        assert!(settings(&["--name", "hello", "--middleware", &there]).check().is_ok());
+        for (line, expected) in [
+            (&["--name", "My_Function"][..], "cannot be a function's name"),
+            (&["--middleware", &there, "--middleware", &missing], "there is no file"),
+        ] {
+            let error = settings(line).check().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
         }
     }
 

@@ -116,6 +116,7 @@ impl Watched {
             let todo = "leave out --variable and --host, or name a spin.toml";
             return Err(failure::Failure::error("these options are for Spin applications", todo));
         }
+        args.settings.check()?;
         let folder = Self::project_folder(&args.directory)?;
         Ok(Self { folder, app: None, is_building: Arc::default() })
     }
@@ -251,8 +252,8 @@ async fn project_round(
     let Project { manifest, code, .. } = Project::load(directory)?;
     deploy::answers(session, &manifest).await?;
     let limits = BuildLimits::from(args.timeout);
-    let build = {
     let _guard = limits.cancel_on_drop();
+    let build = {
         let limits = limits.clone();
         tokio::task::spawn_blocking(move || build::project(&source, &limits))
     };

@@ -2,6 +2,7 @@
 //! the bundle and the StarlingMonkey engine, in its state after loading the bundle.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Command;
 
@@ -102,7 +103,10 @@ fn install(folder: &Path, progress: Progress<'_>) -> Result<()> {
 /// code that they compile cannot be used in a function.
 fn install_dependencies(folder: &Path, limits: &BuildLimits, progress: Progress<'_>) -> Result<()> {
     let file = folder.join("package.json");
-    let Ok(text) = fs::read_to_string(&file) else { return Ok(()) };
+    let text = match fs::read_to_string(&file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        text => text.with_context(|| format!("cannot read {}", file.display()))?,
+    };
     let package: Value = serde_json::from_str(&text).context("package.json is not JSON")?;
     if !has_dependencies(&package) {
         return Ok(());
@@ -149,6 +153,18 @@ mod tests {
             (json!({"dependencies": {"ms": "2"}}), true),
         ] {
             assert_eq!(has_dependencies(&package), expected, "{package}");
+        }
+    }
+
+    #[test]
+    fn a_package_file_that_cannot_be_read_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let install = || install_dependencies(folder.path(), &BuildLimits::default(), &mut |_| {});
+        install().unwrap();
+        for (content, expected) in [(&b"{\"name\": \"\xff\"}"[..], "cannot read"), (b"{", "is not JSON")] {
+            fs::write(folder.path().join("package.json"), content).unwrap();
+            let error = format!("{:#}", install().unwrap_err());
+            assert!(error.contains(expected), "{error}");
         }
     }
 

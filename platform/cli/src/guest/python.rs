@@ -81,6 +81,12 @@ fn entry_module(script: &Script) -> Result<String> {
     if module.contains('.') {
         bail!("{} cannot be imported: a module's name has no dots", script.file_name());
     }
+    let folder = script.file.parent().unwrap_or(Path::new(""));
+    for own in ["mayfly.py", "mayfly/__init__.py"].map(|name| folder.join(name)) {
+        if own.is_file() {
+            bail!("{} hides the SDK's module mayfly: give it another name", own.display());
+        }
+    }
     let quoted = |text: &str| serde_json::to_string(text).unwrap_or_default();
     Ok(format!(
         "from mayfly import _adapter\nfrom mayfly._adapter import IncomingHandler\n_adapter.load({}, {})\n",
@@ -221,6 +227,19 @@ mod tests {
         let missing = "AssertionError: Traceback (most recent call last):\n  File \"/1/mayfly_entry.py\", line 3, in \
             <module>\n    _adapter.load()\nLookupError: handler.py has no function 'handle'; it has main\n";
         assert_eq!(own_frames(missing), "LookupError: handler.py has no function 'handle'; it has main");
+    }
+
+    #[test]
+    fn a_module_that_hides_the_sdk_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let entry = |name: &str| entry_module(&Script::parse(&folder.path().join(name)).unwrap());
+        assert!(entry("handler.py").unwrap().contains("_adapter.load(\"handler\", \"handle\")"));
+        assert!(entry("a.b.py").unwrap_err().to_string().contains("has no dots"));
+        fs::write(folder.path().join("mayfly.py"), "").unwrap();
+        for name in ["mayfly.py", "handler.py"] {
+            let error = entry(name).unwrap_err().to_string();
+            assert!(error.contains("mayfly.py hides the SDK's module"), "{error}");
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl Language {
     fn of_extension(extension: &OsStr) -> Option<Self> {
         match extension.to_str()? {
             "py" => Some(Self::Python),
-            "js" | "mjs" | "ts" | "mts" => Some(Self::JavaScript),
+            "js" | "mjs" | "cjs" | "ts" | "mts" | "cts" => Some(Self::JavaScript),
             _ => None,
         }
     }
@@ -96,6 +96,8 @@ mod tests {
         for (text, expected) in [
             ("handler.py", Some((Language::Python, "handler.py", "handle"))),
             ("a/b.ts", Some((Language::JavaScript, "a/b.ts", "handle"))),
+            ("b.cjs", Some((Language::JavaScript, "b.cjs", "handle"))),
+            ("b.cts", Some((Language::JavaScript, "b.cts", "handle"))),
             ("b.mjs:fetch", Some((Language::JavaScript, "b.mjs", "fetch"))),
             ("a:b/handler.py:main", Some((Language::Python, "a:b/handler.py", "main"))),
             ("handler.wasm", None),

@@ -177,7 +177,8 @@ pub(crate) fn parse(text: &str, place: &str) -> anyhow::Result<SpinApp> {
         (Some(Value::Integer(1)), _) => 1,
         _ => {
             let what = format!("{place} is not a Spin manifest of version 1 or 2");
-            return Err(Failure::error(what, "write spin_manifest_version = 2 at its top"));
+            let todo = "write spin_manifest_version = 2 at its top; another project is named by its folder";
+            return Err(Failure::error(what, todo));
         }
     };
     let mut unsupported = Unsupported::default();
