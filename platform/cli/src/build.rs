@@ -5,11 +5,16 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Globals, format, output};
+use super::{
+    Globals,
+    failure::{BUILD_FAILED, CodeContext},
+    format, output,
+};
 use crate::guest::{
     build::{self, BuiltComponent},
     limits::{BuildLimits, BuildTimeout},
@@ -49,9 +54,10 @@ struct Built<'a> {
 
 pub(crate) fn run(args: BuildArgs, globals: &Globals) -> anyhow::Result<ExitCode> {
     let built = match (&args.workspace, &args.out) {
-        (Some(workspace), Some(out)) => build::build_workspace(workspace, out, !args.debug, &mut say)?,
-        _ => vec![build::build(&args.directory, !args.debug, &args.timeout.into(), &mut say)?],
+        (Some(workspace), Some(out)) => build::build_workspace(workspace, out, !args.debug, &mut say),
+        _ => build::build(&args.directory, !args.debug, &args.timeout.into(), &mut say).map(|one| vec![one]),
     };
+    let built = built.context(CodeContext(BUILD_FAILED))?;
     let list: Vec<_> = built.iter().map(as_data).collect();
     let format = globals.output.unwrap_or_default();
     match list.as_slice() {
@@ -90,7 +96,7 @@ pub(crate) struct BuiltProject {
 
 /// Builds the project in a directory. Blocks.
 pub(crate) fn project(directory: &Path, limits: &BuildLimits) -> anyhow::Result<BuiltProject> {
-    let built = build::build(directory, true, limits, &mut say)?;
+    let built = build::build(directory, true, limits, &mut say).context(CodeContext(BUILD_FAILED))?;
     let Project { manifest, place, .. } = Project::load(directory)?;
     Ok(BuiltProject { name: built.name, component: built.path, manifest, place })
 }

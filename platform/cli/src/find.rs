@@ -10,7 +10,11 @@ use std::{
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
-use super::{Globals, failure::Failure, server::Server};
+use super::{
+    Globals,
+    failure::{BAD_KUBECONFIG, Failure, NO_SERVER, NOT_TRUSTED},
+    server::Server,
+};
 use crate::data_dir::{DataDir, Endpoints, Origin};
 
 /// The timeout for connecting to a server.
@@ -95,7 +99,7 @@ impl Lookup {
         if let Some(path) = &self.kubeconfig {
             let kubeconfig = read(path).map_err(|why| {
                 let todo = "mayfly up writes one to DIR/kubeconfig in its data directory";
-                Failure::new(format!("--kubeconfig {}: {why}", path.display()), todo)
+                Failure::new(format!("--kubeconfig {}: {why}", path.display()), todo).code(BAD_KUBECONFIG)
             })?;
             places.add("--kubeconfig", path.display().to_string(), true);
             return Ok(Found { kubeconfig: Some(kubeconfig), endpoints: beside(path), places });
@@ -196,14 +200,13 @@ impl Places {
     }
 
     fn nothing_found(&self) -> anyhow::Error {
-        Failure::error("no Mayfly server was found", self.listed("start one with: mayfly up"))
+        let todo = self.listed("start one with: mayfly up");
+        Failure::new("no Mayfly server was found", todo).code(NO_SERVER).into()
     }
 
     fn unusable(&self, why: &str) -> anyhow::Error {
-        Failure::error(
-            format!("the kubeconfig cannot be used: {why}"),
-            self.listed("start one with: mayfly up"),
-        )
+        let todo = self.listed("start one with: mayfly up");
+        Failure::new(format!("the kubeconfig cannot be used: {why}"), todo).code(BAD_KUBECONFIG).into()
     }
 
     pub(crate) fn not_trusted(&self, url: &str, why: &str) -> anyhow::Error {
@@ -211,12 +214,13 @@ impl Places {
             "the server at {} is not the one this kubeconfig is for ({why})",
             url.trim_end_matches('/')
         );
-        Failure::error(what, self.listed("use the kubeconfig in that server's own data directory"))
+        let todo = self.listed("use the kubeconfig in that server's own data directory");
+        Failure::new(what, todo).code(NOT_TRUSTED).into()
     }
 
     pub(crate) fn nothing_answers(&self, url: &str, why: &str) -> anyhow::Error {
         let what = format!("no Mayfly server answers at {} ({why})", url.trim_end_matches('/'));
-        Failure::error(what, self.listed("start one with: mayfly up"))
+        Failure::new(what, self.listed("start one with: mayfly up")).code(NO_SERVER).into()
     }
 }
 

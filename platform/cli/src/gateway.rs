@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use mayfly_api::{Function, wellknown};
 
 use super::{
-    failure::Failure,
+    failure::{Failure, NO_SERVER},
     server::{Server, segment},
     session::Session,
 };
@@ -32,7 +32,7 @@ impl HttpClient {
                 true => format!("no server answers at {} ({last})", origin(&uri)),
                 false => format!("the connection to {} broke ({last})", origin(&uri)),
             };
-            Failure::error(what, "is the server running? start one with: mayfly up")
+            Failure::new(what, "is the server running? start one with: mayfly up").code(NO_SERVER).into()
         })
     }
 

@@ -91,7 +91,7 @@ pub(crate) async fn run(args: InvokeArgs, session: &Session) -> anyhow::Result<E
         return queued(response, session).map(|()| ExitCode::SUCCESS);
     }
     if status.is_success() {
-        return stream(response.into_body()).await.map(|()| ExitCode::SUCCESS);
+        return stream(&args.name, response.into_body()).await.map(|()| ExitCode::SUCCESS);
     }
     let body = http_body_util::Limited::new(response.into_body(), ERROR_BYTES_MAX).collect().await;
     let body = body.map(|body| body.to_bytes()).unwrap_or_default();
@@ -185,13 +185,13 @@ fn queued(response: Response<Incoming>, session: &Session) -> anyhow::Result<()>
 }
 
 /// Writes the body as it arrives.
-async fn stream(mut body: hyper::body::Incoming) -> anyhow::Result<()> {
+async fn stream(name: &str, mut body: Incoming) -> anyhow::Result<()> {
     let mut last = None;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             Failure::error(
                 format!("the response ended early: {error}"),
-                "see the function's log: mayfly logs NAME",
+                format!("see the function's log: mayfly logs {name}"),
             )
         })?;
         if let Some(data) = frame.data_ref() {
@@ -227,8 +227,10 @@ fn error_text(name: &str, status: StatusCode, body: &[u8]) -> Option<String> {
         return Some(format!("{message} ({status})"));
     }
     let message = value["error"]["message"].as_str()?;
+    // The gateway's code, which docs/errors.md explains.
+    let code = value["error"]["code"].as_str().map(|code| format!(", {code}")).unwrap_or_default();
     let hint = value["error"]["hint"].as_str().map(|hint| format!("\n  {hint}")).unwrap_or_default();
-    Some(format!("{message} ({status}){hint}"))
+    Some(format!("{message} ({status}{code}){hint}"))
 }
 
 #[cfg(test)]
@@ -269,7 +271,7 @@ mod tests {
         let body =
             br#"{"error": {"code": "timed_out", "message": "too slow", "hint": "raise limits.timeout"}}"#;
         let text = error_text("greet", StatusCode::GATEWAY_TIMEOUT, body).unwrap();
-        assert_eq!(text, "too slow (504 Gateway Timeout)\n  raise limits.timeout");
+        assert_eq!(text, "too slow (504 Gateway Timeout, timed_out)\n  raise limits.timeout");
         assert_eq!(error_text("greet", StatusCode::BAD_REQUEST, b"<html>"), None);
         let body = br#"{"kind": "Status", "message": "functions.mayfly.dev \"greet\" is forbidden"}"#;
         let text = error_text("greet", StatusCode::FORBIDDEN, body).unwrap();

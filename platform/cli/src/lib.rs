@@ -90,6 +90,13 @@ pub struct Globals {
     pub(crate) verbose: bool,
 }
 
+impl Globals {
+    /// Whether errors are printed for programs: `--output json`.
+    pub fn wants_json(&self) -> bool {
+        self.output == Some(OutputFormat::Json)
+    }
+}
+
 // A doc comment here would become the program's help.
 #[derive(Subcommand, Debug)]
 #[expect(private_interfaces, reason = "clap's arguments are constructed by parsing only")]

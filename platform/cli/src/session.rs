@@ -5,7 +5,7 @@ use tokio::sync::OnceCell;
 use super::{
     Globals,
     discovery::Discovery,
-    failure::Failure,
+    failure::{Failure, code_of_status},
     find,
     output::OutputFormat,
     server::{Server, is_unanswered},
@@ -59,10 +59,10 @@ impl Session {
         else {
             return error;
         };
-        let explained = match cause {
+        let explained: anyhow::Error = match cause {
             kube::Error::Api(status) => {
                 let (what, todo) = api_failure(status, server);
-                Failure::error(what, todo)
+                Failure::new(what, todo).code(code_of_status(status.code)).into()
             }
             _ => match innermost(cause) {
                 Some(why) if why.contains("certificate") => server.places().not_trusted(&server.url(), &why),

@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use futures::{StreamExt as _, pin_mut};
+use indicatif::{ProgressBar, ProgressStyle};
 use kube::runtime::{WatchStreamExt as _, watcher::watch_object};
 use mayfly_api::{Function, k8s::apimachinery::pkg::apis::meta::v1::Condition};
 use tokio::time::{Instant, timeout_at};
 
-use super::{failure::Failure, server::Server};
+use super::{
+    failure::{Failure, NOT_READY},
+    server::Server,
+};
 
 /// The state of a function relative to its newest spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,24 +28,51 @@ enum ReadyState {
 /// Practically unlimited.
 const PATIENCE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Waits until every traffic target of the function's newest spec can answer.
+/// The interval in which the line that shows the state is drawn again.
+const REDRAW: Duration = Duration::from_millis(120);
+
+/// Waits until every traffic target of the function's newest spec can answer. A terminal shows meanwhile why it cannot:
+/// how long its component has been compiling, for example.
 pub(crate) async fn ready(
     server: &Server,
     namespace: &str,
     name: &str,
     patience: Duration,
 ) -> anyhow::Result<Function> {
+    // Drawn on stderr, and only if that is a terminal.
+    let line = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+        line.set_style(style);
+    }
+    line.enable_steady_tick(REDRAW);
+    let result = until_ready(server, namespace, name, patience, &line).await;
+    line.finish_and_clear();
+    result
+}
+
+async fn until_ready(
+    server: &Server,
+    namespace: &str,
+    name: &str,
+    patience: Duration,
+    line: &ProgressBar,
+) -> anyhow::Result<Function> {
     let api: kube::Api<Function> = kube::Api::namespaced(server.client().clone(), namespace);
     let deadline = Instant::now() + patience.min(PATIENCE_MAX);
     let states = watch_object(api, name).default_backoff();
     pin_mut!(states);
     let mut last = String::new();
+    let mut is_compiling = false;
     let describe = format!("see why: mayfly describe function {name} -n {namespace}");
     loop {
         match timeout_at(deadline, states.next()).await {
             Err(_) => {
                 let what = format!("function {name} is not ready after {}s{last}", patience.as_secs());
-                return Err(Failure::error(what, describe));
+                let todo = match is_compiling {
+                    true => format!("the server goes on; wait longer with --wait-timeout, or {describe}"),
+                    false => describe,
+                };
+                return Err(Failure::new(what, todo).code(NOT_READY).into());
             }
             Ok(None) => anyhow::bail!("the watch of function {name} ended"),
             Ok(Some(Err(error))) => last = format!(" ({error})"),
@@ -52,12 +83,14 @@ pub(crate) async fn ready(
             Ok(Some(Ok(Some(function)))) => match ready_state(&function) {
                 ReadyState::Ready => return Ok(function),
                 ReadyState::Failed { reason, message } => {
-                    return Err(Failure::error(
-                        format!("function {name} cannot run: {message} ({reason})"),
-                        describe,
-                    ));
+                    let what = format!("function {name} cannot run: {message} ({reason})");
+                    return Err(Failure::new(what, describe).code(NOT_READY).into());
                 }
                 ReadyState::Pending(why) => {
+                    is_compiling =
+                        ready_condition(&function).is_some_and(|ready| ready.reason == "Compiling");
+                    let state = if why.is_empty() { "waiting for its status" } else { why.as_str() };
+                    line.set_message(format!("{name}: {state}"));
                     last = if why.is_empty() { String::new() } else { format!(": {why}") };
                 }
             },
@@ -73,8 +106,7 @@ fn ready_state(function: &Function) -> ReadyState {
     if status.observed_generation < function.metadata.generation {
         return ReadyState::Pending(String::new());
     }
-    let ready: Option<&Condition> = status.conditions.iter().find(|condition| condition.type_ == "Ready");
-    match ready {
+    match ready_condition(function) {
         Some(condition) if condition.status == "True" => ReadyState::Ready,
         Some(condition) if REASONS_FINAL.contains(&condition.reason.as_str()) => {
             ReadyState::Failed { reason: condition.reason.clone(), message: condition.message.clone() }
@@ -82,6 +114,10 @@ fn ready_state(function: &Function) -> ReadyState {
         Some(condition) => ReadyState::Pending(condition.message.clone()),
         None => ReadyState::Pending(String::new()),
     }
+}
+
+fn ready_condition(function: &Function) -> Option<&Condition> {
+    function.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == "Ready")
 }
 
 #[cfg(test)]

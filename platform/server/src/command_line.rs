@@ -60,7 +60,9 @@ enum Command {
 
 /// Parses the arguments (a wrong one exits with 2), runs the command, and reports its error.
 pub(crate) fn main() -> ExitCode {
-    CommandLine::parse().run().unwrap_or_else(|error| failure::report(&error))
+    let line = CommandLine::parse();
+    let is_json = line.globals.wants_json();
+    line.run().unwrap_or_else(|error| failure::report(&error, is_json))
 }
 
 impl CommandLine {

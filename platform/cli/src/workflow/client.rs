@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::{
     Globals,
     data_dir::{DataDir, Endpoints, Origin},
-    failure::Failure,
+    failure::{Failure, NO_SERVER, code_of_status},
     find::parse_url,
     gateway::HttpClient,
 };
@@ -55,7 +55,7 @@ impl From<ApiRefusal> for anyhow::Error {
             "InvalidName" => "give another --name: letters, digits, - and _, 80 at most",
             _ => "",
         };
-        Failure::error(what, todo)
+        Failure::new(what, todo).code(name).into()
     }
 }
 
@@ -131,7 +131,11 @@ impl Client {
         let answer: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
         match (status.is_success(), answer["error"]["message"].as_str()) {
             (true, _) => Ok(answer),
-            (false, Some(message)) => Err(Failure::error(message.to_owned(), "")),
+            (false, Some(message)) => {
+                let code =
+                    answer["error"]["code"].as_str().unwrap_or_else(|| code_of_status(status.as_u16()));
+                Err(Failure::new(message.to_owned(), "").code(code.to_owned()).into())
+            }
             (false, None) => Err(Failure::error(
                 format!("{}{path} answered {status}", self.url),
                 format!("the address is from {}; is it the workflows address?", self.origin),
@@ -243,7 +247,7 @@ impl Lookup {
             }
         }
         let todo = format!("looked at:\n  {}\nstart one with: mayfly up", looked.join("\n  "));
-        Err(Failure::error("no server with workflows was found", todo))
+        Err(Failure::new("no server with workflows was found", todo).code(NO_SERVER).into())
     }
 }
 

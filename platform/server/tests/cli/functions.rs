@@ -200,7 +200,7 @@ async fn invoke_posts_the_event_and_prints_the_answer() {
     );
     assert_eq!(
         run(sent(&["--path", "slow"])).await.failed(),
-        "error: too slow (504 Gateway Timeout)\n  raise it\n"
+        "error: too slow (504 Gateway Timeout, timed_out)\n  raise it\n"
     );
     let page = run(sent(&["-X", "GET", "--path", "/page"])).await;
     assert_eq!(page.stdout, "no such page\n");

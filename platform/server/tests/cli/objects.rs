@@ -95,6 +95,12 @@ async fn what_is_not_there_is_said_once() {
         error,
         "error: functions.mayfly.dev \"x\" not found in namespace default\n  see what there is: mayfly get functions -A\n"
     );
+    // Programs get the same with a code.
+    let coded: Value =
+        serde_json::from_str(&fake.run(&["get", "function", "x", "-o", "json"]).await.failed()).unwrap();
+    let expected = json!({"code": "not_found", "message": "functions.mayfly.dev \"x\" not found in namespace default",
+        "hint": "see what there is: mayfly get functions -A"});
+    assert_eq!(coded, json!({"error": expected}));
     assert_eq!(fake.run(&["get", "function", "x", "--ignore-not-found"]).await.ok(), "");
     let unknown = fake.run(&["get", "functionz"]).await.failed();
     assert!(

@@ -59,12 +59,18 @@ impl Selection {
     }
 }
 
-/// An error response: `{"error": {"message": …}}`.
+/// An error response: `{"error": {"code": …, "message": …}}`, with a code of docs/errors.md.
 struct Failure(StatusCode, String);
 
 impl axum::response::IntoResponse for Failure {
     fn into_response(self) -> Response {
-        (self.0, Json(json!({"error": {"message": self.1}}))).into_response()
+        let code = match self.0 {
+            StatusCode::BAD_REQUEST => "bad_request",
+            StatusCode::NOT_FOUND => "not_found",
+            StatusCode::TOO_MANY_REQUESTS => "queue_full",
+            _ => "unavailable",
+        };
+        (self.0, Json(json!({"error": {"code": code, "message": self.1}}))).into_response()
     }
 }
 
