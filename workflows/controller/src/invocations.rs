@@ -5,6 +5,7 @@
 //! each. These state machines are not in the catalog: neither the Step Functions API nor Workflow objects show them.
 
 mod definition;
+mod error;
 mod gate;
 mod stored;
 mod waiting;
@@ -26,9 +27,8 @@ use mayfly_api::{
 };
 use mayfly_informer::Informer;
 use mayfly_workflows_engine::engine::{
-    Description, Engine, ExecutionChanged, ExecutionError, ExecutionOwner, FunctionError, HistoryQuery,
-    IntegrationCall, InvokeError, ListQuery, RunStatus, StartError, StartRequest, StartedMachine,
-    StateMachineType,
+    Description, Engine, ExecutionChanged, ExecutionError, ExecutionOwner, HistoryQuery, IntegrationCall,
+    InvokeError, ListQuery, RunStatus, StartError, StartRequest, StartedMachine, StateMachineType,
 };
 use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 use mayfly_workflows_language::parse;
@@ -41,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::waiting::WaitingFull;
 use self::{
     definition::{EVENT_AGE_EXCEEDED, definition},
+    error::{failed, function_error, with_json_cause},
     gate::CallGate,
     stored::{StoredInvocation, StoredRetry},
     waiting::{WaitingInvocations, WaitingLimits},
@@ -59,8 +60,6 @@ const HEADER_INVOCATION_ID: HeaderName = HeaderName::from_static("mayfly-invocat
 const CALLS_MAX: u32 = 64;
 /// State machines and gates that are kept; unused ones are removed beyond it.
 const KEPT_MAX: usize = 1_024;
-/// Bytes of an error's message that are kept: the journal's bound of a cause is 32 KiB, and JSON's escapes come on top.
-const MESSAGE_BYTES_MAX: usize = 8 << 10;
 /// The last events of an invocation's history that are shown.
 const HISTORY_MAX: usize = 100;
 /// Events of an invocation's history that are read: three for each attempt and each delivery, of which there are fewer
@@ -300,7 +299,7 @@ impl Invocations {
                 return Ok(json!({"statusCode": response.status().as_u16()}));
             }
             Ok(response) => function_error(response.status().as_u16(), response.body()),
-            Err(InvokeError::Failed(error)) => error,
+            Err(InvokeError::Failed(error)) => with_json_cause(error),
             Err(unavailable) => return Err(unavailable),
         };
         match stored.is_given_up(call.retries, Timestamp::now()) {
@@ -432,26 +431,6 @@ fn summary(function: &ObjectKey, found: &Description) -> Value {
     summary
 }
 
-/// The error of an answer that is none of success: by the contract of functions, else with status and body.
-fn function_error(status: u16, body: &Bytes) -> FunctionError {
-    let told: Option<Value> = serde_json::from_slice(body).ok();
-    let text = |field: &str| told.as_ref().and_then(|told| told[field].as_str());
-    match (text("errorType"), text("errorMessage")) {
-        (Some(error_type), message) => failed(error_type, &message.unwrap_or_default()),
-        _ => failed("Lambda.Unknown", &format_args!("status {status}: {}", String::from_utf8_lossy(body))),
-    }
-}
-
-/// An error whose cause is a JSON object, as Lambda's are.
-fn failed(error_type: &str, message: &dyn std::fmt::Display) -> FunctionError {
-    let mut message = message.to_string();
-    if message.len() > MESSAGE_BYTES_MAX {
-        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
-    }
-    let cause = json!({"errorType": error_type, "errorMessage": message}).to_string();
-    FunctionError::new(error_type, cause)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -475,25 +454,5 @@ mod tests {
         assert_eq!(attempts(&history(&[&failed[..], &delivered].concat())), 2);
         assert_eq!(attempts(&history(&["TaskStateEntered", "TaskScheduled", "TaskStarted"])), 1);
         assert_eq!(attempts(&[]), 0);
-    }
-
-    #[test]
-    fn a_failed_answer_becomes_an_error_with_a_json_cause() {
-        for (body, error_type, message) in [
-            (r#"{"errorType":"OutOfStock","errorMessage":"none left"}"#, "OutOfStock", "none left"),
-            ("broken", "Lambda.Unknown", "status 500: broken"),
-            ("[1]", "Lambda.Unknown", "status 500: [1]"),
-        ] {
-            let error = function_error(500, &Bytes::from_static(body.as_bytes()));
-            let cause: Value = serde_json::from_str(&error.cause).unwrap();
-            assert_eq!(
-                (error.error_type.as_str(), cause["errorMessage"].as_str()),
-                (error_type, Some(message))
-            );
-        }
-        let long = Bytes::from("\u{fc}".repeat(MESSAGE_BYTES_MAX));
-        let error = function_error(500, &long);
-        assert!(error.cause.len() < 32 << 10, "{} bytes", error.cause.len());
-        serde_json::from_str::<Value>(&error.cause).unwrap();
     }
 }

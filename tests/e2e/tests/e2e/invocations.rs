@@ -271,6 +271,33 @@ async fn an_event_that_became_too_old_ends_at_another_function() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_of_a_deleted_function_ends_at_its_destination() -> Result<()> {
+    guest_or_skip!("greet");
+    let recorder = Recorder::start().await?;
+    let up = Up::start().await?;
+    let component = up.upload("greet").await?;
+    let rules = json!({"maximumRetryAttempts": 1, "retryDelay": "5s",
+        "onFailure": {"url": format!("{}/dead", recorder.url)}});
+    up.apply_function("greet", &component, json!({"asyncInvocation": rules})).await?;
+
+    let (_, id) = enqueue(&up, "/fn/default/greet/", &[], r#"{"name":""}"#).await?;
+    until("the first attempt has failed", || async {
+        let history = up.cli().ok(&["invocations", "describe", "greet", &id]).await?;
+        Ok(history.contains("TaskFailed").then_some(()))
+    })
+    .await?;
+    up.cli().ok(&["delete", "function", "greet"]).await?;
+    let found = ended(&up, "greet", &id).await?;
+    ensure!(found["error"] == "Lambda.ResourceNotFoundException", "{found}");
+    let requests = recorder.requests();
+    let record: Value = serde_json::from_str(&requests.first().context("no delivery")?.body)?;
+    ensure!(record["requestContext"]["requestId"] == id.as_str(), "{record}");
+    let message = record["responsePayload"]["errorMessage"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("Function not found"), "{record}");
+    Ok(())
+}
+
 /// `MAYFLY_INVOCATIONS=10000` runs the issue's number.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_acknowledged_invocation_is_lost_by_a_kill() -> Result<()> {

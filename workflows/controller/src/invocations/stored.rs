@@ -5,6 +5,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Request, Uri};
 use jiff::{SignedDuration, Timestamp};
 use mayfly_api::{ObjectKey, invocation::AsyncInvocation};
+use mayfly_workflows_language::value::Value;
 use serde::{Deserialize, Serialize};
 
 /// Headers whose values are credentials: they are not shown.
@@ -128,7 +129,8 @@ impl StoredInvocation {
         deadline: Timestamp,
         retry: StoredRetry,
     ) -> Self {
-        let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(request.body()).is_ok();
+        // By the parser of the state that delivers it to the destination of failures, which has limits of its own.
+        let is_json = str::from_utf8(request.body()).is_ok_and(|text| Value::parse(text).is_ok());
         Self {
             namespace: function.namespace.clone(),
             function: function.name.clone(),
@@ -202,6 +204,29 @@ mod tests {
         }
         let earlier = StoredInvocation { retry: None, ..stored };
         assert!(!earlier.is_given_up(0, deadline));
+    }
+
+    #[test]
+    fn json_is_what_the_delivery_can_parse() {
+        let nested = |depth: usize| [vec![b'['; depth], vec![b']'; depth]].concat();
+        let number = |digits: usize| vec![b'1'; digits];
+        for (body, expected) in [
+            (br#"{"a": "\ud800"}"#.to_vec(), true),
+            (br#"{"a": 1e999}"#.to_vec(), false),
+            (nested(1_000), true),
+            (nested(1_001), false),
+            (number(1_000), true),
+            (number(1_001), false),
+            (b"\"\xff\"".to_vec(), false),
+            (Vec::new(), false),
+        ] {
+            let request = Request::post("/").body(Bytes::from(body.clone())).unwrap();
+            let retry = StoredRetry::of(&AsyncInvocation::default());
+            let stored =
+                StoredInvocation::new(&ObjectKey::new("shop", "charge"), &request, Timestamp::MAX, retry);
+            let parsed = Value::parse(&stored.request.body).is_ok();
+            assert_eq!((stored.is_json, parsed), (expected, expected), "{} bytes", body.len());
+        }
     }
 
     #[test]
