@@ -32,6 +32,9 @@ const RETRY: SignedDuration = SignedDuration::from_secs(5);
 const SLEEP_MAX: Duration = Duration::from_secs(60);
 /// Steps that one trigger may take before the others get their turn.
 const STEPS_MAX: usize = 100;
+/// The greatest lead of a trigger's state over the clock. A smaller one is waited for, so that a clock that is set back
+/// starts nothing twice; a greater one is from a time at which the clock was wrong.
+const AHEAD_MAX: SignedDuration = SignedDuration::from_hours(24);
 
 /// Runs the triggers of all workflows and functions.
 pub struct Triggers {
@@ -316,6 +319,7 @@ async fn step(
     for _ in 0..STEPS_MAX {
         forget_ended(engine, &mut running.status).await;
         let status = &mut running.status;
+        begin_anew_if_ahead(status, now);
         let since = status.since.as_ref().map_or(now, |time| time.0);
         let decided = status.last_schedule_time.as_ref().map_or(since, |time| time.0.max(since));
         match plan(&rule, decided, !status.active.is_empty(), now) {
@@ -363,6 +367,18 @@ async fn step(
     }
     running.wake = Some(now);
     true
+}
+
+/// Lets a schedule begin at `now` whose state is from the far future: otherwise it would start nothing until then.
+fn begin_anew_if_ahead(status: &mut TriggerStatus, now: Timestamp) {
+    let is_ahead =
+        |time: &Option<Time>| time.as_ref().is_some_and(|time| time.0.duration_since(now) > AHEAD_MAX);
+    if is_ahead(&status.since) || is_ahead(&status.last_schedule_time) {
+        status.since = Some(Time(now));
+        status.last_schedule_time = None;
+        status.message =
+            Some("the clock was set back by more than a day: the schedule begins anew".to_owned());
+    }
 }
 
 fn started(status: &mut TriggerStatus, execution: String, error: Option<String>) {
@@ -439,6 +455,32 @@ mod tests {
         );
         let suspended = trigger(json!({"name": "h", "suspend": true, "schedule": {"cron": "0 * * * *"}}));
         assert!(running(&suspended, Some((&first.status, false)), String::new(), now).rule.is_none());
+    }
+
+    #[test]
+    fn a_schedule_does_not_wait_for_a_wrong_clock() {
+        let now = at("2026-11-21T10:00:00Z");
+        let state = |since: &str, last: Option<&str>| TriggerStatus {
+            since: Some(Time(at(since))),
+            last_schedule_time: last.map(|last| Time(at(last))),
+            ..TriggerStatus::default()
+        };
+        for (before, is_anew) in [
+            (state("2026-11-20T10:00:00Z", Some("2026-11-21T09:00:00Z")), false),
+            // Set back by an hour: what was started is not started again.
+            (state("2026-11-20T10:00:00Z", Some("2026-11-21T11:00:00Z")), false),
+            (state("2026-11-22T10:00:00Z", None), false),
+            (state("2026-11-20T10:00:00Z", Some("2038-01-19T03:00:00Z")), true),
+            (state("2038-01-19T03:00:00Z", None), true),
+        ] {
+            let mut after = before.clone();
+            begin_anew_if_ahead(&mut after, now);
+            if is_anew {
+                assert_eq!((after.since, after.last_schedule_time), (Some(Time(now)), None), "{before:?}");
+            } else {
+                assert_eq!(after, before);
+            }
+        }
     }
 
     #[test]
