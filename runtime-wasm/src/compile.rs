@@ -5,9 +5,10 @@
 //! [`queue`] decides which component is next.
 
 use std::{
+    fmt,
     sync::{
         OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -20,10 +21,11 @@ use wasmtime::Engine;
 use crate::{CompileIn, Config, engine::AsyncModel};
 
 mod bulk;
+mod estimate;
 mod queue;
 mod worker;
 
-use self::{queue::CompileQueue, worker::CompilerProcess};
+use self::{estimate::CompileSpeed, queue::CompileQueue, worker::CompilerProcess};
 pub use worker::run_worker;
 
 /// The niceness of the compiler: it runs on idle processor time that calls leave.
@@ -35,6 +37,7 @@ pub(crate) struct ComponentCompiler {
     queue: Mutex<CompileQueue>,
     /// Notified when the queue changes.
     changed: Notify,
+    speed: Mutex<CompileSpeed>,
     backend: Backend,
 }
 
@@ -81,8 +84,8 @@ impl ComponentCompiler {
                 timeout: config.compile_timeout,
             }),
         };
-        let (queue, changed) = (Mutex::default(), Notify::new());
-        Self { queue_max: config.compile_queue_max, queue, changed, backend }
+        let (queue, changed, speed) = (Mutex::default(), Notify::new(), Mutex::default());
+        Self { queue_max: config.compile_queue_max, queue, changed, speed, backend }
     }
 
     /// Compiles a component when it is its turn. Dropping the future ends its compiler process.
@@ -95,16 +98,20 @@ impl ComponentCompiler {
         wasm: Vec<u8>,
     ) -> Result<Compiled, CompileError> {
         let turn = self.enter(namespace, wasm.len())?;
-        ticket.0.store(turn.number, Ordering::Relaxed);
+        let code_bytes = estimate::code_bytes(&wasm);
+        ticket.code_bytes.store(code_bytes, Ordering::Relaxed);
+        ticket.number.store(turn.number, Ordering::Relaxed);
         turn.begin().await;
-        match &self.backend {
-            Backend::Threads { count, pool } => on_threads(pool, *count, engine.clone(), wasm).await,
+        let compiled = match &self.backend {
+            Backend::Threads { count, pool } => on_threads(pool, *count, engine.clone(), wasm).await?,
             Backend::Process(worker) => {
                 let started = Instant::now();
                 let machine_code = worker.compile(model, &wasm).await?;
-                Ok(Compiled { machine_code, took: started.elapsed() })
+                Compiled { machine_code, took: started.elapsed() }
             }
-        }
+        };
+        self.speed.lock().measured(code_bytes, compiled.took);
+        Ok(compiled)
     }
 }
 
@@ -149,20 +156,45 @@ fn threads(count: usize) -> Result<ThreadPool, rayon::ThreadPoolBuildError> {
         .build()
 }
 
-/// The number of a component in the queue, by which its progress is read; 0 before it is queued.
+/// The place of a component in the queue, by which its progress is read.
 #[derive(Debug, Default)]
-pub(crate) struct Ticket(AtomicU64);
+pub(crate) struct Ticket {
+    /// 0 before it is queued.
+    number: AtomicU64,
+    /// The bytes of its code.
+    code_bytes: AtomicUsize,
+}
 
 /// The progress of compiling a component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompileProgress {
     /// Other components are compiled first; the number of waiting components, including this one.
-    Waiting {
-        waiting: usize,
-    },
+    Waiting { waiting: usize },
     Compiling {
         since: Duration,
+        /// The expected duration in all: an estimate by the last compilation on this machine.
+        expected: Duration,
     },
+}
+
+impl fmt::Display for CompileProgress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Compiling { since, expected } => {
+                let (since_s, expected_s) = (since.as_secs(), expected.as_millis().div_ceil(1000));
+                match since <= expected {
+                    true => write!(f, "Compiling {since_s} s of about {expected_s} s"),
+                    false => {
+                        write!(f, "Compiling {since_s} s, which is more than the expected {expected_s} s")
+                    }
+                }
+            }
+            Self::Waiting { waiting } => write!(
+                f,
+                "the component waits to be compiled: {waiting} in the queue, small ones and those of other namespaces first"
+            ),
+        }
+    }
 }
 
 /// A component's entry in the queue, removed on drop.
@@ -183,9 +215,10 @@ impl ComponentCompiler {
 
     /// The progress of a component that is compiled or queued.
     pub(crate) fn progress(&self, ticket: &Ticket) -> CompileProgress {
+        let expected = self.speed.lock().expected(ticket.code_bytes.load(Ordering::Relaxed));
         let queue = self.queue.lock();
-        match queue.running_for(ticket.0.load(Ordering::Relaxed), tokio::time::Instant::now()) {
-            Some(since) => CompileProgress::Compiling { since },
+        match queue.running_for(ticket.number.load(Ordering::Relaxed), tokio::time::Instant::now()) {
+            Some(since) => CompileProgress::Compiling { since, expected },
             None => CompileProgress::Waiting { waiting: queue.waiting() },
         }
     }
@@ -214,5 +247,20 @@ impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
         self.compiler.queue.lock().leave(self.number, tokio::time::Instant::now());
         self.compiler.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_progress_states_the_time_so_far_and_the_expected_time() {
+        let message = |since_ms, expected_ms| {
+            let [since, expected] = [since_ms, expected_ms].map(Duration::from_millis);
+            CompileProgress::Compiling { since, expected }.to_string()
+        };
+        assert_eq!(message(12_900, 19_100), "Compiling 12 s of about 20 s");
+        assert_eq!(message(25_000, 19_100), "Compiling 25 s, which is more than the expected 20 s");
     }
 }

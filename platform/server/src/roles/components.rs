@@ -12,7 +12,7 @@ use mayfly_informer::{
     reconcile::{self, Outcome, WorkQueue},
 };
 use mayfly_runtime::CallError;
-use mayfly_runtime_wasm::{CompileProgress, WasmHost, World};
+use mayfly_runtime_wasm::{WasmHost, World};
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -137,7 +137,7 @@ impl CompilingNode {
                 () = gone => {}
                 () = tokio::time::sleep(PROGRESS_EVERY) => {
                     if let Some(progress) = self.host.compile_progress(digest) {
-                        let message = Some(progress_message(progress));
+                        let message = Some(progress.to_string());
                         self.write(key, &ComponentStatus { state: ComponentState::Compiling, message }).await?;
                     }
                 }
@@ -151,19 +151,6 @@ impl CompilingNode {
         match api.patch_status(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => Ok(result.map(drop)?),
-        }
-    }
-}
-
-fn progress_message(progress: CompileProgress) -> String {
-    match progress {
-        CompileProgress::Compiling { since } => {
-            format!("the component has been compiled for {} s", since.as_secs())
-        }
-        CompileProgress::Waiting { waiting } => {
-            format!(
-                "the component waits to be compiled: {waiting} in the queue, small ones and those of other namespaces first"
-            )
         }
     }
 }

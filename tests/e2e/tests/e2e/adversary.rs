@@ -230,10 +230,10 @@ async fn a_slow_component_blocks_no_other_deployment_and_ends_with_its_function(
         let conditions = function["status"]["conditions"].as_array().cloned().unwrap_or_default();
         conditions.iter().any(|condition| {
             condition["reason"] == "Compiling"
-                && condition["message"].as_str().is_some_and(|text| text.contains("has been compiled for"))
+                && condition["message"].as_str().is_some_and(|text| text.starts_with("Compiling "))
         })
     };
-    up.wait_until_function("slow", "says how long it has been compiled", said).await?;
+    up.wait_until_function("slow", "states how long it has been compiling", said).await?;
     up.cli().ok(&["delete", "function", "slow"]).await?;
     wait::until("the compiler has ended", || async { Ok((compilers(up.id()) == 0).then_some(())) }).await
 }
