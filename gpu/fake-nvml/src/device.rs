@@ -8,7 +8,7 @@ use std::{
 };
 
 use mayfly_gpu_proto::{
-    process::monotonic_ns,
+    process::{monotonic_ns, visible_pid},
     sim::{SimFile, pci_address},
 };
 
@@ -102,7 +102,10 @@ fn chars<const N: usize>(text: &str) -> [c_char; N] {
 fn processes(handle: NvmlHandle, count: *mut c_uint, infos: *mut ProcessInfo) -> NvmlReturn {
     let (sim, index) = check!(device(handle));
     sim.reap(None);
-    let found = sim.ledger().processes_on(index);
+    // Like the driver, it reports the pids that the caller sees, and only processes that the caller sees.
+    let found = sim.ledger().processes_on(index).into_iter();
+    let found: Vec<_> =
+        found.filter_map(|(identity, bytes)| Some((visible_pid(&identity)?, bytes))).collect();
     if count.is_null() {
         return INVALID_ARGUMENT;
     }

@@ -5,8 +5,10 @@
 //! of a simulated host ([`simulated`]); the choice of a container's GPU, and the GPUs that the node publishes for the
 //! scheduler ([`placement`], pure); the driver's files on this machine ([`driver`]); the limits file and the plugin's
 //! answer for a container ([`grant`]); lending idle GPU time to containers with an elastic limit; the usage of GPUs and
-//! by containers ([`usage`]); the node's labels ([`labels`]); the health of GPUs ([`health`], pure, fed by `watcher`). It registers over its sockets like any plugin
-//! ([`plugin`]). It gets the allocated devices from the device manager and keeps no state.
+//! by containers ([`usage`]); the verification of memory limits by the driver's figures ([`verify`], pure, fed by
+//! [`inspector`]); the node's labels ([`labels`]); the health of GPUs ([`health`], pure, fed by `watcher`). It registers
+//! over its sockets like any plugin ([`plugin`]). It gets the allocated devices from the device manager and keeps nothing
+//! over a restart.
 //!
 //! **Does not belong here:** the enforcement of limits (the shim), the kubelet's side of the device plugin API.
 //!
@@ -16,17 +18,22 @@
 pub mod driver;
 pub mod grant;
 pub mod health;
+pub mod inspector;
 pub mod labels;
 mod lending;
+mod node_gpus;
+mod owners;
 pub mod placement;
 pub mod plugin;
 pub mod simulated;
 pub mod source;
 pub mod usage;
+pub mod verify;
 mod watcher;
 
 pub use driver::DriverFiles;
 pub use grant::Libraries;
+pub use inspector::InspectionConfig;
 pub use mayfly_api::gpu_placement::{
     CORES_PER_GPU, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY,
 };

@@ -34,6 +34,7 @@ use crate::{
     CORES_PER_GPU, Gpu, GpuMeter, GpuSource, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU,
     RESOURCE_MEMORY, grant,
     health::HealthRecords,
+    inspector::{InspectionConfig, MemoryInspector, Violations},
     lending,
     placement::{self, GpuShare, PlacementError},
     watcher::HealthWatcher,
@@ -55,6 +56,8 @@ pub struct PluginConfig {
     pub sockets: PathBuf,
     /// The first pause before a GPU with a fault is tested.
     pub quarantine: Duration,
+    /// How the memory limits of containers are verified.
+    pub inspection: InspectionConfig,
 }
 
 /// The allocations of containers, from the device manager.
@@ -66,6 +69,7 @@ pub struct NvidiaPlugin {
     sockets: Vec<(Kind, UnixListener)>,
     gpus: watch::Sender<Arc<Vec<Gpu>>>,
     published: watch::Sender<NodeAnnotations>,
+    violations: watch::Sender<Violations>,
 }
 
 /// Annotations of the node with this plugin; `None` removes one.
@@ -116,7 +120,8 @@ impl NvidiaPlugin {
         let (sender, gpus) = watch::channel(Arc::new(config.source.gpus().to_vec()));
         let shared = Shared { config, allocations, gpus };
         let published = watch::Sender::new(shared.published());
-        Ok(Self { shared: Arc::new(shared), sockets, gpus: sender, published })
+        let violations = watch::Sender::default();
+        Ok(Self { shared: Arc::new(shared), sockets, gpus: sender, published, violations })
     }
 
     /// The annotations of the node, as long as the plugin runs.
@@ -136,12 +141,22 @@ impl NvidiaPlugin {
             gpus: self.shared.gpus.clone(),
             limits,
             allocations: self.shared.allocations.clone(),
+            violations: self.violations.subscribe(),
         }
     }
 
-    /// Serves, registers, lends idle time, and removes the limits of deleted pods, until `stop`.
+    /// Serves, registers, lends idle time, verifies limits, and removes the limits of deleted pods, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
-        let Self { shared, sockets, gpus, published } = self;
+        let Self { shared, sockets, gpus, published, violations } = self;
+        MemoryInspector {
+            source: shared.config.source.clone(),
+            config: shared.config.inspection.clone(),
+            limits: shared.config.limits.clone(),
+            allocations: shared.allocations.clone(),
+            violations,
+            stop: stop.clone(),
+        }
+        .start();
         let records = HealthRecords::new(shared.config.quarantine);
         HealthWatcher { source: shared.config.source.clone(), records, gpus, stop: stop.clone() }.start();
         let served = sockets.into_iter().map(|(kind, listener)| {

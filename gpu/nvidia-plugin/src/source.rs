@@ -9,7 +9,9 @@ use mayfly_gpu_proto::{NVML_SONAME, process::monotonic_ns};
 use nvml_wrapper::{
     Device, Nvml,
     enum_wrappers::device::{EccCounter, MemoryError},
+    enums::device::UsedGpuMemory,
     error::NvmlError,
+    struct_wrappers::device::ProcessInfo,
 };
 use parking_lot::Mutex;
 
@@ -106,6 +108,24 @@ impl GpuSource {
         *busy =
             BusyTime { read_at_ns: now, busy_ns: busy.busy_ns + passed / 100 * u64::from(percent.min(100)) };
         Ok(DeviceFigures { memory_bytes, busy_ns: busy.busy_ns })
+    }
+
+    /// The processes with a context on a device (pids of this machine) and their memory in bytes, which includes that of
+    /// the contexts.
+    ///
+    /// # Errors
+    /// The driver does not answer, or does not report the memory of processes.
+    pub(crate) fn processes(&self, gpu: &Gpu) -> Result<BTreeMap<u32, u64>, NvmlError> {
+        let device = self.device(gpu)?;
+        let mut found = device.running_compute_processes()?;
+        // Programs may allocate memory by graphics interfaces, too. Not all devices have them.
+        found.extend(device.running_graphics_processes().unwrap_or_default());
+        let memory = |process: ProcessInfo| match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Ok((process.pid, bytes)),
+            UsedGpuMemory::Unavailable => Err(NvmlError::NotSupported),
+        };
+        // A process in both lists has the same memory in both.
+        found.into_iter().map(memory).collect()
     }
 
     /// Tests whether a GPU that had an error may be used again: the driver can reach it, and its memory has had no

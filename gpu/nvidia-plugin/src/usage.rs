@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::{
     Gpu, GpuSource, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
+    inspector::Violations,
     placement::{self, GpuLoad},
 };
 
@@ -51,12 +52,13 @@ pub struct ContainerUsage {
 }
 
 /// Reads the usage of the plugin's GPUs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct GpuMeter {
     pub(crate) source: GpuSource,
     pub(crate) gpus: watch::Receiver<Arc<Vec<Gpu>>>,
     pub(crate) limits: std::path::PathBuf,
     pub(crate) allocations: watch::Receiver<Arc<Vec<DeviceAllocation>>>,
+    pub(crate) violations: watch::Receiver<Violations>,
 }
 
 impl GpuMeter {

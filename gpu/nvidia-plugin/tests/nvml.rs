@@ -11,15 +11,17 @@ use std::{
 use mayfly_api::ObjectKey;
 use mayfly_devices::{DeviceConfig, DeviceManager};
 use mayfly_gpu_nvidia_plugin::{
-    DriverFiles, GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, RESOURCE_CORE, RESOURCE_GPU,
-    RESOURCE_MEMORY, SimulatedHost,
+    DriverFiles, GpuMeter, GpuSource, InspectionConfig, Libraries, NvidiaPlugin, PluginConfig, RESOURCE_CORE,
+    RESOURCE_GPU, RESOURCE_MEMORY, SimulatedHost, verify::MemoryTolerance,
 };
 use mayfly_gpu_proto::{
     FAKE_NVML_FILE, LimitsFile, SHIM_FILE,
-    process::ProcessIdentity,
+    process::{ProcessIdentity, namespace},
     sim::{SimFile, parse_gpus},
 };
-use mayfly_runtime::{ContainerRole, DeviceClaim, DeviceError, NodeDevices as _, PodDeviceClaims, PodUid};
+use mayfly_runtime::{
+    ContainerRole, DeviceClaim, DeviceError, NodeDevices as _, NodeGpus as _, PodDeviceClaims, PodUid,
+};
 use tokio_util::sync::CancellationToken;
 
 /// The folder of libraries that cargo built: beside the test's executable, or its parent folder.
@@ -97,6 +99,9 @@ fn figures_are_the_drivers() {
     assert_eq!(source.figures().keys().collect::<Vec<_>>(), [&source.gpus()[0].uuid]);
 }
 
+/// The memory that each process may use beyond its limit.
+const CONTEXT_BYTES: u64 = 1 << 20;
+
 /// The plugin with a device manager, as the node runs them.
 struct Node {
     manager: Arc<DeviceManager>,
@@ -118,6 +123,11 @@ impl Node {
             limits: folder.path().join("limits"),
             sockets: manager.folder().to_owned(),
             quarantine,
+            inspection: InspectionConfig {
+                tolerance: MemoryTolerance { context_bytes: CONTEXT_BYTES, readings: 3 },
+                every: Duration::from_millis(1),
+                proc: folder.path().join("proc"),
+            },
         };
         let plugin = NvidiaPlugin::create(config, manager.allocations()).unwrap();
         let (meter, stop) = (plugin.meter(), CancellationToken::new());
@@ -189,14 +199,16 @@ async fn a_gpu_with_a_fault_is_offered_again_when_it_is_well() {
     assert_eq!(node.health()[0], (true, 1));
 }
 
-/// A pod whose container asks for a share of a GPU.
+/// A pod whose container asks for a share of a GPU, and for 1 GiB of its memory.
 fn pod(uid: &str, cores: u32) -> PodDeviceClaims {
+    pod_with(uid, &[(RESOURCE_CORE, cores), (RESOURCE_MEMORY, 4)])
+}
+
+fn pod_with(uid: &str, resources: &[(&str, u32)]) -> PodDeviceClaims {
     let claim = DeviceClaim {
         container: "c".into(),
         role: ContainerRole::Main,
-        resources: [(RESOURCE_CORE, cores), (RESOURCE_MEMORY, 4)]
-            .map(|(name, count)| (name.into(), count))
-            .into(),
+        resources: resources.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
     };
     PodDeviceClaims {
         uid: PodUid(uid.into()),
@@ -244,4 +256,64 @@ async fn a_restarted_container_has_all_of_its_memory() {
     charge(&ProcessIdentity::current(), 2 << 20);
     node.manager.prepare(&pod, "c").await.unwrap();
     assert_eq!(limits.usage()[0].memory_bytes, 2 << 20, "only the processes that run have memory");
+}
+
+/// A program without the limiting library that uses memory of the first GPU.
+struct Program {
+    sim: SimFile,
+    slot: usize,
+    bytes: u64,
+}
+
+impl Program {
+    /// `pid`: a living process, which is in a container of the pod according to the node's `/proc`.
+    fn start(node: &Node, host: &SimulatedHost, pid: u32, pod: &str, bytes: u64) -> Self {
+        let process = node.folder.path().join("proc").join(pid.to_string());
+        std::fs::create_dir_all(&process).unwrap();
+        std::fs::write(process.join("cgroup"), format!("0::/mayfly/burstable/{pod}/0a1b\n")).unwrap();
+        let sim = SimFile::open(&host.state()).unwrap();
+        let identity = ProcessIdentity { pid, start: 0, namespace: namespace() };
+        let slot = sim.claim(&identity).unwrap();
+        sim.ledger().charge(&identity, slot, 0, bytes).unwrap();
+        Self { sim, slot, bytes }
+    }
+
+    fn end(self) {
+        self.sim.ledger().release(self.slot, 0, self.bytes);
+    }
+}
+
+/// The driver reports more memory for a container than it has: its pod is in violation. One that uses its memory, and
+/// as much as a context needs, is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_bypasses_the_library_is_in_violation() {
+    let TestHost { source, host, sim, folder: _folder, .. } = host("2xL4");
+    let node = Node::start(source, &host, Duration::from_secs(30));
+    node.offers(RESOURCE_CORE, 200, 200).await;
+    node.offers(RESOURCE_MEMORY, 178, 178).await;
+    for uid in ["honest", "cheat"] {
+        node.manager.prepare(&pod(uid, 50), "c").await.unwrap();
+    }
+    let mut violations = node.meter.violations();
+    let patience = Duration::from_secs(20);
+    let limit = 1 << 30;
+    let _honest = Program::start(&node, &host, std::process::id(), "honest", limit + CONTEXT_BYTES);
+    let cheat = Program::start(&node, &host, 1, "cheat", limit + CONTEXT_BYTES + 1);
+    let found = tokio::time::timeout(patience, violations.wait_for(|found| !found.is_empty()));
+    let found = found.await.unwrap().unwrap().clone();
+    let message = &found[&PodUid("cheat".into())];
+    assert!(found.len() == 1 && message.contains("memory limit \"1024Mi\": 1 process of it"), "{found:?}");
+    // Its process ends.
+    cheat.end();
+    tokio::time::timeout(patience, violations.wait_for(BTreeMap::is_empty)).await.unwrap().unwrap();
+
+    // Nothing is concluded while the driver does not answer.
+    sim.device(0).lost.store(999, Relaxed);
+    node.offers(RESOURCE_CORE, 200, 100).await;
+    let _cheat = Program::start(&node, &host, 1, "cheat", 2 * limit);
+    sim.device(1).lost.store(999, Relaxed);
+    node.offers(RESOURCE_CORE, 200, 0).await;
+    assert!(violations.borrow().is_empty(), "{violations:?}");
+    sim.device(0).lost.store(0, Relaxed);
+    tokio::time::timeout(patience, violations.wait_for(|found| !found.is_empty())).await.unwrap().unwrap();
 }

@@ -91,11 +91,11 @@ impl Region {
         live.map(|record| record.memory[device].load(Relaxed)).fold(0, u64::saturating_add)
     }
 
-    /// The processes of the container with memory on a device: pid in the container, and bytes.
-    pub fn processes_on(&self, device: usize) -> Vec<(u32, u64)> {
-        let live = self.records().iter().map(|record| (record.pid.load(Acquire), record));
-        let used = live.map(|(pid, record)| (pid, record.memory[device].load(Relaxed)));
-        used.filter(|(pid, bytes)| *pid != 0 && *bytes > 0).collect()
+    /// The processes with memory on a device, and its bytes.
+    pub fn processes_on(&self, device: usize) -> Vec<(ProcessIdentity, u64)> {
+        let live = self.records().iter().map(|record| (record.identity(), record));
+        let used = live.map(|(identity, record)| (identity, record.memory[device].load(Relaxed)));
+        used.filter(|(identity, bytes)| identity.pid != 0 && *bytes > 0).collect()
     }
 
     /// Frees the records of ended processes: the driver freed their memory.

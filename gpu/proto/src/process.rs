@@ -31,6 +31,28 @@ impl ProcessIdentity {
     }
 }
 
+/// The pid of a process in this process's namespace; `None`: it is not visible here, or has ended.
+pub fn visible_pid(identity: &ProcessIdentity) -> Option<u32> {
+    if identity.namespace == namespace() {
+        return Some(identity.pid);
+    }
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| {
+        let process = Path::new("/proc").join(pid.to_string());
+        let is_inside = fs::metadata(process.join("ns/pid")).is_ok_and(|ns| ns.ino() == identity.namespace);
+        // The last of a process's pids is that in its own namespace.
+        is_inside
+            && status_field(&process, "NSpid:").split_whitespace().last() == Some(&identity.pid.to_string())
+    })
+}
+
+/// A field of `/proc/<pid>/status`; empty if the process has ended.
+fn status_field(process: &Path, name: &str) -> String {
+    let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim().to_owned()
+}
+
 /// A zombie holds no GPU memory any more, so it has no start time.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -102,6 +124,8 @@ mod tests {
         let reused = ProcessIdentity { start: own.start - 1, ..own };
         assert!(reused.is_gone(own.namespace), "the pid belongs to a later process");
         assert!(!reused.is_gone(own.namespace + 1), "another namespace is not judged");
+        assert_eq!(visible_pid(&own), Some(own.pid));
+        assert_eq!(visible_pid(&ProcessIdentity { namespace: 1, ..own }), None);
 
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id();

@@ -11,7 +11,7 @@ use mayfly_informer::{
     Backoff, Change, EnvObjects, EventRecorder, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
-use mayfly_runtime::{NodeDevices, Runtime, logs::LogLayout};
+use mayfly_runtime::{NodeDevices, NodeGpus, Runtime, logs::LogLayout};
 use tokio::{
     sync::{Notify, watch},
     time::sleep,
@@ -30,7 +30,7 @@ use crate::{
     plugin_registry::PluginRegistry,
     pod::{
         dns::ClusterDnsServer,
-        evicting::{EVICTED, watch_pressure, watch_storage},
+        evicting::{EVICTED, watch_gpus, watch_pressure, watch_storage},
         withdrawal::ServedEndpoints,
         worker::Worker,
     },
@@ -96,6 +96,8 @@ pub struct Config {
     pub annotations: watch::Receiver<BTreeMap<String, Option<String>>>,
     /// Devices from plugins; `None`: pods that request devices wait.
     pub devices: Option<Arc<dyn NodeDevices>>,
+    /// The usage of GPUs; `None`: this node has none.
+    pub gpus: Option<Arc<dyn NodeGpus>>,
     /// The name server of pods with the DNS policy `ClusterFirst`; `None`: they use the host's.
     pub cluster_dns: Option<ClusterDnsServer>,
     /// The endpoints of the node's proxy; `None`: deleted pods end without waiting for it.
@@ -139,6 +141,7 @@ impl Config {
             labels: BTreeMap::new(),
             annotations: watch::channel(BTreeMap::new()).1,
             devices: None,
+            gpus: None,
             cluster_dns: None,
             served_endpoints: None,
             evicts: true,
@@ -234,6 +237,7 @@ impl Kubelet {
             }),
             claims: PodClaims::new(informers),
             devices: config.devices.clone(),
+            gpus: config.gpus.clone(),
             cluster_dns: config.cluster_dns.clone(),
             served_endpoints: config.served_endpoints.clone(),
             storage: storage.clone(),
@@ -342,6 +346,7 @@ impl Kubelet {
                 refresh_volumes(&worker, &stop),
                 worker.measure_volumes(&self.measured_volumes, &stop),
                 watch_storage(&worker, &queue, &stop),
+                watch_gpus(&worker, &queue, &stop),
                 async {
                     if self.config.evicts {
                         watch_pressure(&worker, &queue, &self.shortages, &stop).await;

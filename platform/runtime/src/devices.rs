@@ -202,3 +202,9 @@ pub trait NodeDevices: fmt::Debug + Send + Sync + 'static {
     /// Releases the devices of all pods that are not in `pods`.
     fn retain(&self, pods: &HashSet<String>);
 }
+
+/// The usage of a node's GPUs, as far as the kubelet acts on it.
+pub trait NodeGpus: fmt::Debug + Send + Sync + 'static {
+    /// The pods that use more GPU memory than they may, with the messages of their evictions.
+    fn violations(&self) -> watch::Receiver<BTreeMap<PodUid, String>>;
+}

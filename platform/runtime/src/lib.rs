@@ -24,7 +24,7 @@ pub mod wire;
 
 pub use devices::{
     ContainerDevices, ContainerHook, ContainerRole, DeviceAllocation, DeviceClaim, DeviceCounts, DeviceError,
-    DeviceHealth, DeviceInUse, DeviceNode, HookMoment, NodeDevices, PodDeviceClaims,
+    DeviceHealth, DeviceInUse, DeviceNode, HookMoment, NodeDevices, NodeGpus, PodDeviceClaims,
 };
 pub use function::{Answer, Body, BodyError, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 pub use images::{ImageRecord, ImageStore, PullPolicy, PullSecret};

@@ -124,6 +124,10 @@ pub(crate) struct UpArgs {
     /// Simulates GPUs in place of this machine's, such as 4xH200: containers get a CUDA driver and NVML that behave like those of such GPUs
     #[arg(long, env = "MAYFLY_FAKE_GPUS", value_name = "COUNTxMODEL")]
     fake_gpus: Option<String>,
+    /// GPU memory that each process with a share of a GPU may use beyond its container's limit for its context; a pod
+    /// that uses more is evicted [default: 1Gi]
+    #[arg(long, env = "MAYFLY_GPU_CONTEXT_MEMORY", value_name = "QUANTITY")]
+    gpu_context_memory: Option<String>,
     /// Simulates nodes, such as 100 or 100:32:256Gi:110 (cores, memory and pods of each): pods of images that land on
     /// them run nothing and live as their annotations say. Containers are off then, unless --containers is given
     #[arg(long, env = "MAYFLY_SIMULATED_NODES", value_name = "COUNT[:CPU[:MEMORY[:PODS]]]")]
@@ -217,6 +221,7 @@ struct ConfigFile {
     function_instances: Option<u32>,
     gpus: Option<GpuMode>,
     fake_gpus: Option<String>,
+    gpu_context_memory: Option<String>,
     simulated_nodes: Option<String>,
     device_plugins_dir: Option<PathBuf>,
     gpu_libraries_dir: Option<PathBuf>,
@@ -267,6 +272,7 @@ pub(crate) struct UpConfig {
     pub(crate) gpus: GpuMode,
     /// Simulated GPUs; may be empty.
     pub(crate) fake_gpus: Vec<FakeGpu>,
+    pub(crate) gpu_context_bytes: u64,
     /// `None`: this machine is the only node.
     pub(crate) simulated_nodes: Option<mayfly_simulated::Config>,
     pub(crate) device_plugins_dir: Option<PathBuf>,
@@ -287,6 +293,7 @@ const LOG_DEFAULT: &str = "warn,mayfly=info";
 /// The retention period of AWS.
 const RETENTION_DEFAULT: &str = "90d";
 const ARTIFACT_LIMIT_DEFAULT: &str = "64Mi";
+const GPU_CONTEXT_MEMORY_DEFAULT: &str = "1Gi";
 
 impl UpArgs {
     /// Resolves flags, environment and config file.
@@ -388,6 +395,14 @@ impl UpArgs {
                 .map(|spec| sim::parse_gpus(&spec).context("--fake-gpus"))
                 .transpose()?
                 .unwrap_or_default(),
+            gpu_context_bytes: bytes(
+                "gpu-context-memory",
+                &self
+                    .gpu_context_memory
+                    .or(file.gpu_context_memory)
+                    .unwrap_or_else(|| GPU_CONTEXT_MEMORY_DEFAULT.into()),
+                (1 << 20, "every context needs more; write a size such as 1Gi"),
+            )?,
             simulated_nodes,
             device_plugins_dir: self.device_plugins_dir.or(file.device_plugins_dir),
             gpu_libraries_dir: self.gpu_libraries_dir.or(file.gpu_libraries_dir),

@@ -1,4 +1,4 @@
-//! Evictions: pods that exceed their own limits of local storage, and pods chosen when the node is short of memory or
+//! Evictions: pods that exceed their own limits of local storage or of GPU memory, and pods chosen when the node is short of memory or
 //! disk.
 
 use std::{collections::HashMap, sync::Arc};
@@ -28,6 +28,22 @@ pub(crate) async fn watch_storage(worker: &Worker, queue: &WorkQueue<ObjectKey>,
         }
         worker.measure_storage().await;
         worker.evict_over_limits(queue);
+    }
+}
+
+/// Evicts pods that use more GPU memory than they may.
+pub(crate) async fn watch_gpus(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &CancellationToken) {
+    let Some(gpus) = &worker.gpus else { return };
+    let mut violations = gpus.violations();
+    loop {
+        let current = violations.borrow_and_update().clone();
+        for (uid, message) in current {
+            worker.evict(queue, &uid, message);
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = violations.changed() => if changed.is_err() { return },
+        }
     }
 }
 

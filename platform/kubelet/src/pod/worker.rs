@@ -19,7 +19,7 @@ use mayfly_api::{
     resources::Amounts,
 };
 use mayfly_informer::{EnvObjects, EventRecorder, Informer, reconcile::Outcome};
-use mayfly_runtime::{NodeDevices, PodUid, Runtime, logs::LogLayout};
+use mayfly_runtime::{NodeDevices, NodeGpus, PodUid, Runtime, logs::LogLayout};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::{
@@ -63,6 +63,7 @@ pub(crate) struct Worker {
     pub(crate) volumes: Option<Volumes>,
     pub(crate) claims: PodClaims,
     pub(crate) devices: Option<Arc<dyn NodeDevices>>,
+    pub(crate) gpus: Option<Arc<dyn NodeGpus>>,
     pub(crate) events: EventRecorder,
     pub(crate) local: Mutex<HashMap<ObjectKey, LocalPod>>,
     pub(crate) addresses: Mutex<Addresses>,

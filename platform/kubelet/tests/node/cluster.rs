@@ -24,7 +24,7 @@ use mayfly_apiserver::{ApiServer, ApiServerDeps, Config as ApiConfig, NodeConnec
 use mayfly_artifacts::Artifacts;
 use mayfly_informer::Informers;
 use mayfly_kubelet::{Config, CsiConfig, JobFiles, Kubelet, ServedEndpoints};
-use mayfly_runtime::{NodeDevices, logs::LogLayout, simulated::SimulatedRuntime};
+use mayfly_runtime::{NodeDevices, NodeGpus, logs::LogLayout, simulated::SimulatedRuntime};
 use mayfly_store::Store;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -89,6 +89,12 @@ impl Cluster {
     pub(crate) fn run_devices(&self, devices: Arc<dyn NodeDevices>) {
         let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
         self.run_config(Config { devices: Some(devices), ..config }, self.runtime.clone());
+    }
+
+    /// Runs the node with these GPUs.
+    pub(crate) fn run_gpus(&self, gpus: Arc<dyn NodeGpus>) {
+        let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
+        self.run_config(Config { gpus: Some(gpus), ..config }, self.runtime.clone());
     }
 
     /// Runs the node with these devices, and with plugins that register in the folder.

@@ -16,6 +16,7 @@ use serde_json::json;
 mod cluster;
 mod devices;
 mod ending;
+mod gpus;
 mod jobs;
 mod log_sockets;
 mod logs;

@@ -12,8 +12,8 @@ use mayfly_api::gpu_placement::ANNOTATION_GPUS;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_devices::{DeviceConfig, DeviceManager};
 use mayfly_gpu_nvidia_plugin::{
-    DriverFiles, GpuMeter, GpuSource, Libraries, NvidiaPlugin, PluginConfig, SimulatedHost,
-    health::QUARANTINE, labels, plugin::NodeAnnotations,
+    DriverFiles, GpuMeter, GpuSource, InspectionConfig, Libraries, NvidiaPlugin, PluginConfig, SimulatedHost,
+    health::QUARANTINE, labels, plugin::NodeAnnotations, verify::MemoryTolerance,
 };
 use mayfly_runtime::NodeDevices;
 use tokio::sync::watch;
@@ -120,7 +120,9 @@ fn gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Re
     );
     let sockets = manager.folder().to_owned();
     let libraries = Libraries { folder: libraries, driver };
-    let config = PluginConfig { source, libraries, limits, sockets, quarantine: QUARANTINE };
+    let tolerance = MemoryTolerance { context_bytes: config.gpu_context_bytes, ..MemoryTolerance::default() };
+    let inspection = InspectionConfig { tolerance, ..InspectionConfig::default() };
+    let config = PluginConfig { source, libraries, limits, sockets, quarantine: QUARANTINE, inspection };
     let plugin = NvidiaPlugin::create(config, manager.allocations());
     plugin.map(Some).context("cannot bind the sockets of the GPU plugin")
 }

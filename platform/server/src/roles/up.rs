@@ -19,7 +19,7 @@ use mayfly_informer::{EnvObjects, Informer, Informers};
 use mayfly_kubelet::{CsiConfig, JobFiles, Kubelet};
 use mayfly_registry::RegistryServer;
 use mayfly_runtime::{
-    Runtime,
+    NodeGpus, Runtime,
     logs::{LogLayout, LogWriter},
 };
 use mayfly_runtime_oci::OciRuntime;
@@ -208,7 +208,9 @@ impl Up {
             .chain(containers.clone().map(|containers| containers as Arc<dyn Runtime>))
             .collect();
         let devices = Devices::create(&config, &data_dir)?;
-        if let Some(meter) = devices.as_ref().and_then(Devices::gpu_meter) {
+        let meter = devices.as_ref().and_then(Devices::gpu_meter);
+        let node_gpus = meter.clone().map(|meter| Arc::new(meter) as Arc<dyn NodeGpus>);
+        if let Some(meter) = meter {
             metrics.register_collector(Box::new(GpuMetrics::new(&config.node_name, meter, informers.of())));
         }
         let network_client = client("system:mayfly:controllers");
@@ -222,6 +224,7 @@ impl Up {
         );
         let mut kubelet_config = kubelet_config(&config, &data_dir, logs, jobs);
         kubelet_config.devices = devices.as_ref().map(Devices::of_node);
+        kubelet_config.gpus = node_gpus;
         kubelet_config.labels = Devices::labels(devices.as_ref());
         kubelet_config.annotations = Devices::annotations(devices.as_ref());
         kubelet_config.csi =

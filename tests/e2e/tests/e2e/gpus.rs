@@ -92,23 +92,9 @@ async fn half_a_gpu_is_offered_allocated_and_enforced() -> Result<()> {
     .await?;
     ensure!(described.contains("Allocated resources"), "{described}");
     // Two halves share one GPU; the program is limited to its 8 GiB, and ends only on a signal.
-    let program = source();
-    let content = std::fs::read_to_string(&program)?;
-    node.kubectl
-        .ok(&["create", "configmap", "source", &format!("--from-file={}", program.display())])
-        .await?;
-    ensure!(content.contains("cuMemAlloc_v2"));
-    let command = "gcc -o /tmp/share /source/gpu_share.c -ldl && /tmp/share && exec sleep 1d";
+    upload_source(&node).await?;
     for name in ["a", "b"] {
-        let mut spec = pod_spec(&format!("mkdir -p /tmp; {command}"), &half_a_gpu());
-        spec["volumes"]
-            .as_array_mut()
-            .context("volumes")?
-            .push(json!({"name": "source", "configMap": {"name": "source"}}));
-        let mounts = spec["containers"][0]["volumeMounts"].as_array_mut().context("mounts")?;
-        mounts.push(json!({"name": "source", "mountPath": "/source"}));
-        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
-        node.kubectl.ok(&["create", "-f", &node.kubectl.file(name, &pod)?]).await?;
+        create_program(&node, name, "/tmp/share && exec sleep 1d").await?;
     }
     let mut devices = Vec::new();
     for name in ["a", "b"] {
@@ -134,6 +120,61 @@ async fn half_a_gpu_is_offered_allocated_and_enforced() -> Result<()> {
     whole_gpus(&node, 3).await?;
     node.kubectl.ok(&["delete", "pod", "a", "b", "--grace-period=0", "--force"]).await?;
     whole_gpus(&node, 4).await?;
+    node.leaves_nothing().await
+}
+
+async fn upload_source(node: &ContainerNode) -> Result<()> {
+    let file = format!("--from-file={}", source().display());
+    node.kubectl.ok(&["create", "configmap", "source", &file]).await.map(drop)
+}
+
+/// Creates a pod with half a GPU that builds the source as `/tmp/share` and runs a command.
+async fn create_program(node: &ContainerNode, name: &str, command: &str) -> Result<()> {
+    let build = "mkdir -p /tmp; gcc -o /tmp/share /source/gpu_share.c -ldl";
+    let mut spec = pod_spec(&format!("{build} && {command}"), &half_a_gpu());
+    let source = json!({"name": "source", "configMap": {"name": "source"}});
+    spec["volumes"].as_array_mut().context("volumes")?.push(source);
+    let mounts = spec["containers"][0]["volumeMounts"].as_array_mut().context("mounts")?;
+    mounts.push(json!({"name": "source", "mountPath": "/source"}));
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+    node.kubectl.ok(&["create", "-f", &node.kubectl.file(name, &pod)?]).await.map(drop)
+}
+
+/// A program that runs without the limiting library gets more memory than its limit, and its pod is evicted. One that
+/// uses all of its limit is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_without_the_limiting_library_is_evicted() -> Result<()> {
+    containers_or_skip!();
+    compiler_or_skip!();
+    let node = node().await?;
+    upload_source(&node).await?;
+    create_program(&node, "honest", "exec /tmp/share 1000").await?;
+    let allocated = |name: &'static str, pieces: u32| {
+        let kubectl = &node.kubectl;
+        wait::until("its program has allocated memory", move || async move {
+            let log = kubectl.ok(&["logs", name]).await?;
+            let told = serde_json::from_str::<Value>(log.trim()).ok();
+            Ok(told.filter(|told| told["allocatedGiB"] == pieces))
+        })
+    };
+    allocated("honest", 8).await?;
+    create_program(&node, "cheat", "exec env -u LD_PRELOAD /tmp/share 12").await?;
+    let pod = wait::until("the pod is evicted", || async {
+        let pod: Value =
+            serde_json::from_str(&node.kubectl.ok(&["get", "pod", "cheat", "-o", "json"]).await?)?;
+        Ok((pod["status"]["phase"] == "Failed").then_some(pod))
+    })
+    .await?;
+    let message = pod["status"]["message"].as_str().unwrap_or_default();
+    ensure!(pod["status"]["reason"] == "Evicted", "{}", pod["status"]);
+    ensure!(message.contains("Container c exceeded its GPU memory limit \"8192Mi\""), "{message}");
+    ensure!(message.contains("uses 12288Mi of GPU-"), "{message}");
+    let events =
+        node.kubectl.ok(&["get", "events", "--field-selector", "reason=Evicted", "-o", "name"]).await?;
+    ensure!(!events.trim().is_empty(), "no event");
+    let phase = node.kubectl.ok(&["get", "pod", "honest", "-o", "jsonpath={.status.phase}"]).await?;
+    ensure!(phase == "Running", "{phase}");
+    node.kubectl.ok(&["delete", "pod", "honest", "cheat", "--grace-period=0", "--force"]).await?;
     node.leaves_nothing().await
 }
 
