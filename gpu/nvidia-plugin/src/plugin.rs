@@ -36,6 +36,7 @@ use crate::{
     health::HealthRecords,
     inspector::{InspectionConfig, MemoryInspector, Violations},
     lending,
+    node_gpus::BusySince,
     placement::{self, GpuShare, PlacementError},
     watcher::HealthWatcher,
 };
@@ -80,6 +81,7 @@ struct Shared {
     allocations: Allocations,
     /// The GPUs and their health.
     gpus: watch::Receiver<Arc<Vec<Gpu>>>,
+    busy_since: BusySince,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +120,7 @@ impl NvidiaPlugin {
         let bind = |kind: Kind| Ok((kind, serve::bind(&config.sockets.join(kind.socket()))?));
         let sockets = Kind::ALL.into_iter().map(bind).collect::<io::Result<_>>()?;
         let (sender, gpus) = watch::channel(Arc::new(config.source.gpus().to_vec()));
-        let shared = Shared { config, allocations, gpus };
+        let shared = Shared { config, allocations, gpus, busy_since: BusySince::default() };
         let published = watch::Sender::new(shared.published());
         let violations = watch::Sender::default();
         Ok(Self { shared: Arc::new(shared), sockets, gpus: sender, published, violations })
@@ -142,6 +144,7 @@ impl NvidiaPlugin {
             limits,
             allocations: self.shared.allocations.clone(),
             violations: self.violations.subscribe(),
+            busy_since: self.shared.busy_since.clone(),
         }
     }
 
@@ -224,6 +227,7 @@ impl Shared {
         let mut allocations = self.allocations.clone();
         loop {
             self.remove_limits();
+            self.busy_since.retain(|| self.allocations.borrow().clone());
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = allocations.changed() => if changed.is_err() { return },
@@ -399,6 +403,9 @@ impl DevicePlugin for GpuResource {
             let gpus: BTreeSet<String> =
                 asked.devices_ids.iter().map(|id| placement::gpu_of(id).to_owned()).collect();
             let gpus: Vec<String> = gpus.into_iter().collect();
+            if let Some(owner) = &owner {
+                self.shared.busy_since.begin(&self.shared.config.source, owner, &gpus);
+            }
             let response = match (self.kind, &owner) {
                 (Kind::Whole, _) => self.shared.response(&gpus, None)?,
                 (Kind::Core | Kind::Memory, None) => return Err(no_owner()),

@@ -128,6 +128,11 @@ impl GpuSource {
         found.into_iter().map(memory).collect()
     }
 
+    /// The busy time of a device in ns, from the first to the last reading of its figures.
+    pub(crate) fn busy_ns(&self, uuid: &str) -> u64 {
+        self.busy.lock().get(uuid).map_or(0, |busy| busy.busy_ns)
+    }
+
     /// Tests whether a GPU that had an error may be used again: the driver can reach it, and its memory has had no
     /// uncorrected error since its last reset.
     ///

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use crate::{
     Gpu, GpuSource, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
     inspector::Violations,
+    node_gpus::BusySince,
     placement::{self, GpuLoad},
 };
 
@@ -59,6 +60,7 @@ pub struct GpuMeter {
     pub(crate) limits: std::path::PathBuf,
     pub(crate) allocations: watch::Receiver<Arc<Vec<DeviceAllocation>>>,
     pub(crate) violations: watch::Receiver<Violations>,
+    pub(crate) busy_since: BusySince,
 }
 
 impl GpuMeter {

@@ -16,7 +16,7 @@ use mayfly_gpu_nvidia_plugin::{
 };
 use mayfly_gpu_proto::{
     FAKE_NVML_FILE, LimitsFile, SHIM_FILE,
-    process::{ProcessIdentity, namespace},
+    process::{ProcessIdentity, monotonic_ns, namespace},
     sim::{SimFile, parse_gpus},
 };
 use mayfly_runtime::{
@@ -316,4 +316,39 @@ async fn a_container_that_bypasses_the_library_is_in_violation() {
     assert!(violations.borrow().is_empty(), "{violations:?}");
     sim.device(0).lost.store(0, Relaxed);
     tokio::time::timeout(patience, violations.wait_for(|found| !found.is_empty())).await.unwrap().unwrap();
+}
+
+/// The programs measure the time of shares; the device's busy time counts for a whole GPU.
+#[tokio::test(flavor = "multi_thread")]
+async fn gpu_time_is_that_of_shares_and_of_whole_gpus() {
+    let TestHost { source, host, sim, folder: _folder, .. } = host("2xL4");
+    let node = Node::start(source, &host, Duration::from_secs(30));
+    node.offers(RESOURCE_CORE, 200, 200).await;
+    node.offers(RESOURCE_MEMORY, 178, 178).await;
+    let time = |uid: &str| node.meter.time_used(&PodUid(uid.into()));
+    assert_eq!(time("share"), None, "it has no GPU");
+    node.manager.prepare(&pod("share", 50), "c").await.unwrap();
+    assert_eq!(time("share"), Some(Duration::ZERO));
+    let limits = LimitsFile::open(&node.folder.path().join("limits/share/c/limits")).unwrap();
+    limits.region().devices()[0].gpu_ns.store(7_000_000_000, Relaxed);
+    assert_eq!(time("share"), Some(Duration::from_secs(7)));
+
+    node.offers(RESOURCE_GPU, 2, 1).await;
+    // An earlier user's time does not count.
+    let (_, earlier_end) = sim.submit(1, monotonic_ns(), 50_000_000);
+    let busy = || node.meter.read()[1].figures.unwrap().busy_ns;
+    let _ = busy();
+    while monotonic_ns() < earlier_end {
+        std::thread::yield_now();
+    }
+    let _ = busy();
+    node.manager.prepare(&pod_with("whole", &[(RESOURCE_GPU, 1)]), "c").await.unwrap();
+    assert_eq!(time("whole"), Some(Duration::ZERO));
+    let begin = monotonic_ns();
+    let (_, end) = sim.submit(1, begin, 50_000_000);
+    while time("whole") == Some(Duration::ZERO) {
+        assert!(monotonic_ns() < end + 20_000_000_000, "no busy time is seen");
+    }
+    let used = time("whole").unwrap();
+    assert!(used <= Duration::from_nanos(monotonic_ns() - begin), "{used:?}");
 }

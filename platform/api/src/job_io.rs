@@ -194,6 +194,10 @@ pub struct Outputs {
     pub started: Timestamp,
     pub finished: Timestamp,
     pub wall_ms: i64,
+    /// The time for which the pod's containers used GPUs, summed over the GPUs: of shares the time of their kernels, of
+    /// whole GPUs the time in which they were busy. Missing without GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_ms: Option<u64>,
     /// Stdout.
     pub result: Value,
     /// Whether stdout was longer, so that its beginning is missing.
@@ -283,6 +287,7 @@ mod tests {
             started: Timestamp::UNIX_EPOCH,
             finished: Timestamp::UNIX_EPOCH,
             wall_ms: 0,
+            gpu_ms: None,
             result: Value::Null,
             result_truncated: false,
             stderr: String::new(),

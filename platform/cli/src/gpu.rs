@@ -268,6 +268,11 @@ async fn fetch(server: &Server, outcome: &JobOutcome, out: Option<&Path>) -> any
     let mut document = Vec::new();
     upload::download(server, &collected.document, &mut document).await?;
     let outputs: Outputs = serde_json::from_slice(&document).context("the job's outputs cannot be read")?;
+    if let Some(gpu_ms) = outputs.gpu_ms {
+        let (gpu, wall) =
+            (Duration::from_millis(gpu_ms), Duration::from_millis(outputs.wall_ms.unsigned_abs()));
+        output::note(format_args!("{:.1} s of GPU time in {:.1} s", gpu.as_secs_f64(), wall.as_secs_f64()));
+    }
     for problem in &outputs.problems {
         output::note(format_args!("not kept: {problem}"));
     }

@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     fmt,
     path::Path,
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -205,6 +206,9 @@ pub trait NodeDevices: fmt::Debug + Send + Sync + 'static {
 
 /// The usage of a node's GPUs, as far as the kubelet acts on it.
 pub trait NodeGpus: fmt::Debug + Send + Sync + 'static {
+    /// The GPU time that the pod's containers have used on all their GPUs together; `None`: they have no GPU. Blocks.
+    fn time_used(&self, pod: &PodUid) -> Option<Duration>;
+
     /// The pods that use more GPU memory than they may, with the messages of their evictions.
     fn violations(&self) -> watch::Receiver<BTreeMap<PodUid, String>>;
 }

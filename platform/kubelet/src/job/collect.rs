@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -34,6 +35,8 @@ pub(crate) struct ContainerResult {
     pub(crate) message: String,
     pub(crate) started: Timestamp,
     pub(crate) finished: Timestamp,
+    /// The GPU time of the pod; `None`: it had no GPU.
+    pub(crate) gpu_time: Option<Duration>,
 }
 
 /// The contents of a pod's folder.
@@ -95,6 +98,7 @@ pub(crate) async fn collect(
         started: ended.started,
         finished: ended.finished,
         wall_ms: i64::try_from(ended.finished.duration_since(ended.started).as_millis()).unwrap_or(i64::MAX),
+        gpu_ms: ended.gpu_time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
         result: found.result,
         result_truncated: found.result_truncated,
         stderr: found.stderr,

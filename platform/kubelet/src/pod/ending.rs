@@ -15,7 +15,10 @@ use mayfly_api::{
 use mayfly_informer::reconcile::Outcome;
 use mayfly_runtime::{ContainerState, PodUid, Runtime};
 use serde_json::json;
-use tokio::{task::spawn_blocking, time::Instant};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, timeout},
+};
 
 use super::{
     local::{ContainerPhase, LocalPod},
@@ -26,20 +29,31 @@ use crate::{job, volumes};
 
 /// The pause between attempts to end the containers of a pod, or to unmount its volumes.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
+/// The longest wait for the GPU time of a pod that ends: a broken driver may never answer.
+const GPU_TIME_WAIT: Duration = Duration::from_secs(5);
 /// The number of pods whose leftovers are removed concurrently.
 const REMOVALS_MAX: usize = 16;
 
 impl Worker {
     pub(super) async fn remove_sandbox(&self, local: &mut LocalPod, runtime: &dyn Runtime) {
         kill_sandbox(&local.uid, runtime).await;
-        self.forget_sandbox(local);
+        self.forget_sandbox(local).await;
     }
 
-    fn forget_sandbox(&self, local: &mut LocalPod) {
+    async fn forget_sandbox(&self, local: &mut LocalPod) {
         local.sandbox = false;
+        // The time is known only as long as the pod has its devices.
+        local.gpu_time = self.gpu_time(&local.uid).await.or(local.gpu_time);
         if let Some(devices) = &self.devices {
             devices.release(&local.uid);
         }
+    }
+
+    /// The GPU time that the pod used so far; `None`: it has no GPU, or the driver does not answer in time.
+    async fn gpu_time(&self, uid: &PodUid) -> Option<Duration> {
+        let (gpus, uid) = (self.gpus.clone()?, uid.clone());
+        let read = spawn_blocking(move || gpus.time_used(&uid));
+        timeout(GPU_TIME_WAIT, read).await.ok()?.ok()?
     }
 
     /// Ends a deleted pod, and then removes its object unless it has finalizers.
@@ -62,7 +76,7 @@ impl Worker {
             self.keep(key, &local);
             return Ok(Outcome::RequeueAfter(TRY_AGAIN));
         }
-        self.forget_sandbox(&mut local);
+        self.forget_sandbox(&mut local).await;
         if needs_collecting(pod, &local) && local.collect_not_before.is_none_or(|at| at <= Instant::now()) {
             self.collect(key, pod, &mut local).await?;
         }
@@ -275,10 +289,18 @@ fn ended(pod: &Pod, local: &LocalPod) -> job::ContainerResult {
             message: exit.message,
             started: exit.started,
             finished: exit.finished,
+            gpu_time: local.gpu_time,
         },
         None => {
             let (reason, message) = ("Error".to_owned(), "it never ran".to_owned());
-            job::ContainerResult { exit_code: 137, reason, message, started: now, finished: now }
+            job::ContainerResult {
+                exit_code: 137,
+                reason,
+                message,
+                started: now,
+                finished: now,
+                gpu_time: local.gpu_time,
+            }
         }
     };
     if let Some((reason, message)) = &local.ended {

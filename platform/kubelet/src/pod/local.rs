@@ -115,6 +115,8 @@ pub(crate) struct LocalPod {
     first_attempts: BTreeMap<String, u32>,
     /// The health of the containers' devices; empty until they have any.
     pub(crate) devices: BTreeMap<String, Vec<ResourceStatus>>,
+    /// The GPU time that the containers used until the pod ended; `None`: they had no GPU, or it has not ended.
+    pub(crate) gpu_time: Option<Duration>,
     /// The reason (`DeadlineExceeded`, …) and message, if the pod as a whole was ended.
     pub(crate) ended: Option<(&'static str, String)>,
     /// Whether the pod's outputs are stored, and recorded on its object.
@@ -171,6 +173,7 @@ impl LocalPod {
             containers,
             first_attempts: BTreeMap::new(),
             devices: BTreeMap::new(),
+            gpu_time: None,
             ended: job::unsent(pod).map(|why| (job::UNSENT, why)),
             collected: false,
             sandbox_failures: 0,

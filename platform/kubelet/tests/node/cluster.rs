@@ -91,10 +91,10 @@ impl Cluster {
         self.run_config(Config { devices: Some(devices), ..config }, self.runtime.clone());
     }
 
-    /// Runs the node with these GPUs.
-    pub(crate) fn run_gpus(&self, gpus: Arc<dyn NodeGpus>) {
+    /// Runs the node with these GPUs, and with folders for jobs' inputs and outputs.
+    pub(crate) fn run_gpus(&self, gpus: Arc<dyn NodeGpus>, jobs: Option<JobFiles>) {
         let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
-        self.run_config(Config { gpus: Some(gpus), ..config }, self.runtime.clone());
+        self.run_config(Config { gpus: Some(gpus), jobs, ..config }, self.runtime.clone());
     }
 
     /// Runs the node with these devices, and with plugins that register in the folder.

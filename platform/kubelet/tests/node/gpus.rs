@@ -1,8 +1,11 @@
 //! Pods with GPUs, on a node whose GPUs report what the test wants.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
-use mayfly_runtime::{NodeGpus, PodUid, Runtime as _};
+use mayfly_api::job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTPUTS, Collected, Outputs};
+use mayfly_artifacts::Artifacts;
+use mayfly_kubelet::JobFiles;
+use mayfly_runtime::{ContainerId, NodeGpus, PodUid, Runtime as _};
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -10,10 +13,15 @@ use crate::cluster::{Cluster, phase};
 
 #[derive(Debug, Default)]
 struct TestGpus {
+    time: Option<Duration>,
     violations: watch::Sender<BTreeMap<PodUid, String>>,
 }
 
 impl NodeGpus for TestGpus {
+    fn time_used(&self, _: &PodUid) -> Option<Duration> {
+        self.time
+    }
+
     fn violations(&self) -> watch::Receiver<BTreeMap<PodUid, String>> {
         self.violations.subscribe()
     }
@@ -23,7 +31,7 @@ impl NodeGpus for TestGpus {
 async fn a_pod_that_uses_more_gpu_memory_than_it_may_is_evicted() {
     let cluster = Cluster::stopped().await;
     let gpus = Arc::new(TestGpus::default());
-    cluster.run_gpus(gpus.clone());
+    cluster.run_gpus(gpus.clone(), None);
     let cheat = cluster.create("cheat", json!({}), json!({})).await;
     cluster.create("honest", json!({}), json!({})).await;
     for name in ["cheat", "honest"] {
@@ -40,4 +48,26 @@ async fn a_pod_that_uses_more_gpu_memory_than_it_may_is_evicted() {
     assert_eq!((event.type_.as_deref(), event.message.as_deref()), (Some("Warning"), Some(message)));
     cluster.eventually("its sandbox is removed", async || !cluster.runtime.sandboxes().contains(&uid)).await;
     assert_eq!(phase(&cluster.pods().get("honest").await.unwrap()), "Running");
+}
+
+#[tokio::test]
+async fn the_gpu_time_of_a_job_is_in_its_outputs() {
+    let folder = tempfile::tempdir().unwrap();
+    let artifacts = Artifacts::open(folder.path().join("artifacts")).unwrap();
+    for (time, expected_ms) in [(Some(Duration::from_millis(2500)), Some(2500)), (None, None)] {
+        let cluster = Cluster::stopped().await;
+        let jobs = JobFiles::new(artifacts.clone(), folder.path().join("jobs"));
+        cluster.run_gpus(Arc::new(TestGpus { time, ..TestGpus::default() }), Some(jobs));
+        let pod =
+            cluster.create("job", json!({"restartPolicy": "Never"}), json!({ANNOTATION_INPUTS: "{}"})).await;
+        cluster.until("job", "running", |pod| phase(pod) == "Running").await;
+        let id = ContainerId { pod: PodUid(pod.metadata.uid.unwrap()), name: "main".into(), attempt: 0 };
+        cluster.runtime.exit(&id, 0);
+        let pod = cluster.until("job", "over", |pod| phase(pod) == "Succeeded").await;
+        let collected = &pod.metadata.annotations.unwrap()[ANNOTATION_OUTPUTS];
+        let collected: Collected = serde_json::from_str(collected).unwrap();
+        let outputs = fs::read(artifacts.path(&collected.document).unwrap()).unwrap();
+        let outputs: Outputs = serde_json::from_slice(&outputs).unwrap();
+        assert_eq!(outputs.gpu_ms, expected_ms);
+    }
 }

@@ -235,6 +235,7 @@ async fn a_gpu_job_builds_a_source_file_and_its_results_outlive_its_pod() -> Res
     let outputs: Value = serde_json::from_str(&outputs)?;
     let share = json!({"devices": 1, "totalGiB": 8, "allocatedGiB": 8, "refusal": 2});
     ensure!(outputs["parameters"]["share"] == share && outputs["result"] == "done", "{outputs}");
+    ensure!(outputs["gpuMs"].is_u64(), "{outputs}");
     let program = outputs["artifacts"]["program"]["digest"].as_str().with_context(|| outputs.to_string())?;
     let file = node.folder.path().join("program");
     node.kubectl.up.cli().ok(&["artifact", "get", program, "--out", &file.to_string_lossy()]).await?;
@@ -254,6 +255,7 @@ async fn a_person_runs_a_script(node: &ContainerNode) -> Result<()> {
     let arguments = [&["gpu", "run", &source, "--out", &out], &share[..]].concat();
     let ran = node.kubectl.up.cli().run(&arguments).await?;
     ensure!(ran.code == Some(3) && ran.stdout.starts_with("runs on GPU-"), "{ran:?}");
+    ensure!(ran.stderr.contains(" s of GPU time in "), "{ran:?}");
     ensure!(std::fs::read(results.join("copy"))? == std::fs::read(&script)?, "{ran:?}");
     let refused = node.kubectl.up.cli().fails(&["gpu", "run", &source, "--gpus", "0.5"]).await?;
     ensure!(refused.contains("--gpu-memory 8Gi"), "{refused}");

@@ -82,6 +82,9 @@ fn pod_result(outcome: &JobOutcome, outputs: Option<&Outputs>) -> Value {
         "finishedAt": outputs.finished.to_string(),
     });
     merge(&mut result, members);
+    if let Some(gpu_ms) = outputs.gpu_ms {
+        result["gpuMs"] = json!(gpu_ms);
+    }
     if outputs.result_truncated {
         result["resultTruncated"] = json!(true);
     }
@@ -179,6 +182,7 @@ mod tests {
             started: Timestamp::UNIX_EPOCH,
             finished: Timestamp::UNIX_EPOCH,
             wall_ms: 0,
+            gpu_ms: Some(1500),
             result: json!({"n": 1}),
             result_truncated: false,
             stderr: stderr.into(),
@@ -249,6 +253,7 @@ mod tests {
             (&one["result"], &one["exitCode"], &one["jobName"]),
             (&json!({"n": 1}), &json!(0), &json!("j"))
         );
+        assert_eq!(one["gpuMs"], 1500);
         let several = arguments(json!({"Completions": 2, "Indexed": true}));
         let several = answer(&key, &several, ended("Complete", "", pods())).unwrap();
         assert_eq!(several["pods"].as_array().unwrap().len(), 2);

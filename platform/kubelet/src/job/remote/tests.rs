@@ -325,7 +325,7 @@ async fn objects_come_from_and_go_to_s3() {
     let end = |exit_code: i32| {
         let now = jiff::Timestamp::UNIX_EPOCH;
         let (reason, message) = ("Completed".to_owned(), String::new());
-        ContainerResult { exit_code, reason, message, started: now, finished: now }
+        ContainerResult { exit_code, reason, message, started: now, finished: now, gpu_time: None }
     };
     std::fs::remove_dir_all(&node.files.folder).unwrap();
     node.files.stage(&pod, &Node::uid(), false, &OneSecret).await.unwrap();
@@ -351,7 +351,7 @@ async fn an_output_that_is_not_sent_is_told() {
     let end = || {
         let now = jiff::Timestamp::UNIX_EPOCH;
         let (reason, message) = ("Completed".to_owned(), String::new());
-        ContainerResult { exit_code: 0, reason, message, started: now, finished: now }
+        ContainerResult { exit_code: 0, reason, message, started: now, finished: now, gpu_time: None }
     };
     let pod = pod(&format!("http://{address}"), &to("/nowhere?x=hunter2-secret"));
     node.files.stage(&pod, &Node::uid(), false, &OneSecret).await.unwrap();
