@@ -91,6 +91,19 @@ fn bus_id(index: usize) -> String {
     format!("0000{}", pci_address(index).to_uppercase())
 }
 
+/// The description of a PCI device with an address in NVML's form.
+pub(crate) fn pci_info(id: &str, bus: c_uint) -> PciInfo {
+    PciInfo {
+        bus_id_legacy: chars(&id[4..]),
+        domain: 0,
+        bus,
+        device: 0,
+        device_id: 0x2335_10de,
+        subsystem_id: 0x18be_10de,
+        bus_id: chars(id),
+    }
+}
+
 fn chars<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
     for (to, from) in array.iter_mut().zip(text.bytes().take(N - 1)) {
@@ -232,16 +245,7 @@ nvml_functions! {
     }
     fn nvmlDeviceGetPciInfo_v3(handle: NvmlHandle, pci: *mut PciInfo) {
         let (_, index) = check!(device(handle));
-        let id = bus_id(index);
-        out!(pci, PciInfo {
-            bus_id_legacy: chars(&id[4..]),
-            domain: 0,
-            bus: c_uint::try_from(index).unwrap_or(0) + 1,
-            device: 0,
-            device_id: 0x2335_10de,
-            subsystem_id: 0x18be_10de,
-            bus_id: chars(&id),
-        });
+        out!(pci, pci_info(&bus_id(index), c_uint::try_from(index).unwrap_or(0) + 1));
         SUCCESS
     }
     fn nvmlDeviceGetNumaNodeId(handle: NvmlHandle, node: *mut c_uint) {

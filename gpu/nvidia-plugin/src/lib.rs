@@ -27,6 +27,7 @@ pub mod placement;
 pub mod plugin;
 pub mod simulated;
 pub mod source;
+mod topology;
 pub mod usage;
 pub mod verify;
 mod watcher;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mayfly_api::gpu_placement::{self, GpuRoom, NodeGpu};
+use mayfly_api::gpu_placement::{self, GpuLink, GpuRoom, NodeGpu};
 pub use mayfly_api::gpu_placement::{GpuLoad, GpuShare, PlacementError};
 use mayfly_runtime::DeviceAllocation;
 
@@ -22,6 +22,8 @@ pub struct Gpu {
     /// In the kernel's form, such as `0000:01:00.0`.
     pub pci_address: String,
     pub numa_node: Option<i64>,
+    /// The links to the node's other GPUs, by their indices.
+    pub links: BTreeMap<u32, GpuLink>,
     /// The CUDA compute capability, such as `(9, 0)`.
     pub compute_capability: (i32, i32),
     pub is_mig_capable: bool,
@@ -42,6 +44,7 @@ impl Gpu {
             memory_bytes: 1 << 30,
             pci_address: "0000:01:00.0".into(),
             numa_node: None,
+            links: BTreeMap::new(),
             compute_capability: (9, 0),
             is_mig_capable: false,
             fault: None,
@@ -97,15 +100,20 @@ pub fn place(
     loads: &BTreeMap<String, GpuLoad>,
     share: GpuShare,
 ) -> Result<Vec<String>, PlacementError> {
-    let room = |gpu: &Gpu| GpuRoom {
+    let room = |gpu: &Gpu| room(gpu, loads.get(&gpu.uuid).copied().unwrap_or_default());
+    gpu_placement::place(&gpus.iter().map(room).collect::<Vec<_>>(), share)
+}
+
+fn room(gpu: &Gpu, load: GpuLoad) -> GpuRoom {
+    GpuRoom {
         id: gpu.uuid.clone(),
         index: gpu.index,
         numa: gpu.numa_node,
+        links: gpu.links.clone(),
         memory_units: gpu.memory_units(),
         is_broken: gpu.fault.is_some(),
-        load: loads.get(&gpu.uuid).copied().unwrap_or_default(),
-    };
-    gpu_placement::place(&gpus.iter().map(room).collect::<Vec<_>>(), share)
+        load,
+    }
 }
 
 /// Chooses `count` of the available whole GPUs, or fewer if there are not enough.
@@ -116,8 +124,9 @@ pub fn whole(
     count: usize,
 ) -> Vec<String> {
     let available = gpus.iter().filter(|gpu| available.contains(&gpu.uuid));
+    let available: Vec<_> = available.map(|gpu| room(gpu, GpuLoad::default())).collect();
     let must_include: Vec<_> = must_include.iter().cloned().collect();
-    gpu_placement::whole(available.map(|gpu| (gpu.uuid.as_str(), gpu.numa_node)), &must_include, count)
+    gpu_placement::whole(&available.iter().collect::<Vec<_>>(), &must_include, count)
 }
 
 /// The GPUs and their users as the node publishes them for the scheduler, as JSON.
@@ -135,6 +144,7 @@ pub fn published(gpus: &[Gpu], allocations: &[DeviceAllocation]) -> String {
             id: gpu.uuid.clone(),
             index: gpu.index,
             numa: gpu.numa_node,
+            links: gpu.links.clone(),
             memory: gpu.memory_units(),
             broken: gpu.fault.is_some(),
             users: users.collect(),
@@ -154,6 +164,7 @@ mod tests {
         let gpu = |number: i64| Gpu {
             memory_bytes: 40 * MEMORY_UNIT_BYTES + 1,
             numa_node: Some(number / 2),
+            index: u32::try_from(number).unwrap(),
             ..Gpu::of_test(&format!("GPU-{number}"))
         };
         (0..4).map(gpu).collect()

@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeMap, ffi::OsStr, fmt, fs, path::Path, sync::Arc};
 
+use mayfly_api::gpu_placement::LinkMatrix;
 use mayfly_gpu_proto::{NVML_SONAME, process::monotonic_ns};
 use nvml_wrapper::{
     Device, Nvml,
@@ -15,7 +16,7 @@ use nvml_wrapper::{
 };
 use parking_lot::Mutex;
 
-use crate::{Gpu, usage::DeviceFigures};
+use crate::{Gpu, topology, usage::DeviceFigures};
 
 /// The NVML library, and its devices.
 #[derive(Clone)]
@@ -41,6 +42,8 @@ pub enum SourceError {
     NoDriver { library: String, source: NvmlError },
     #[error("the driver of {0} has no GPUs")]
     NoGpus(String),
+    #[error("the topology has no line for GPU{0}")]
+    NoLinks(u32),
 }
 
 impl fmt::Debug for GpuSource {
@@ -66,11 +69,28 @@ impl GpuSource {
             Err(source) => return Err(SourceError::NoDriver { library, source }),
         };
         let gpus = inventory(&nvml, &root.join("sys/bus/pci/devices"));
-        let gpus = gpus.map_err(|source| SourceError::NoDriver { library: library.clone(), source })?;
+        let mut gpus = gpus.map_err(|source| SourceError::NoDriver { library: library.clone(), source })?;
         if gpus.is_empty() {
             return Err(SourceError::NoGpus(library));
         }
+        let links = topology::links(&nvml, &gpus);
+        for (gpu, links) in gpus.iter_mut().zip(links) {
+            gpu.links = links;
+        }
         Ok(Self { nvml: Arc::new(nvml), gpus: Arc::new(gpus), busy: Arc::default() })
+    }
+
+    /// Replaces the links between the devices that the driver reports.
+    ///
+    /// # Errors
+    /// The matrix does not contain a device.
+    pub fn with_links(mut self, matrix: &LinkMatrix) -> Result<Self, SourceError> {
+        let mut gpus = self.gpus.to_vec();
+        for gpu in &mut gpus {
+            gpu.links = matrix.get(&gpu.index).ok_or(SourceError::NoLinks(gpu.index))?.clone();
+        }
+        self.gpus = Arc::new(gpus);
+        Ok(self)
     }
 
     /// The devices at the start, in the driver's order.
@@ -219,6 +239,7 @@ fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<(Gpu, MigSt
         memory_bytes: device.memory_info()?.total,
         numa_node: numa_node(&sysfs.join(&pci_address)),
         pci_address,
+        links: BTreeMap::new(),
         compute_capability: (capability.major, capability.minor),
         is_mig_capable: mig.is_some(),
         fault: None,
@@ -228,7 +249,7 @@ fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<(Gpu, MigSt
 }
 
 /// Converts NVML's address, which starts with eight digits, to the kernel's form, such as `0000:01:00.0`.
-fn pci_address(bus_id: &str) -> String {
+pub(crate) fn pci_address(bus_id: &str) -> String {
     let lower = bus_id.to_lowercase();
     match lower.split_once(':') {
         Some((domain, rest)) if domain.len() == 8 => format!("{}:{rest}", domain.get(4..).unwrap_or(domain)),

@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
-use mayfly_api::ObjectKey;
+use mayfly_api::{ObjectKey, gpu_placement::parse_matrix};
 use mayfly_devices::{DeviceConfig, DeviceManager};
 use mayfly_gpu_nvidia_plugin::{
-    DriverFiles, GpuMeter, GpuSource, InspectionConfig, Libraries, NvidiaPlugin, PluginConfig, RESOURCE_CORE,
-    RESOURCE_GPU, RESOURCE_MEMORY, SimulatedHost, verify::MemoryTolerance,
+    DriverFiles, Gpu, GpuMeter, GpuSource, InspectionConfig, Libraries, NvidiaPlugin, PluginConfig,
+    RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, SimulatedHost, verify::MemoryTolerance,
 };
 use mayfly_gpu_proto::{
     FAKE_NVML_FILE, LimitsFile, SHIM_FILE,
@@ -71,8 +71,34 @@ fn the_driver_describes_its_gpus() {
     // A GPU in MIG mode is omitted, and the others keep their indices.
     sim.device(0).mig_enabled.store(1, Relaxed);
     let others = host.source().unwrap();
-    assert_eq!(others.gpus(), &source.gpus()[1..]);
+    let mut rest = source.gpus()[1..].to_vec();
+    rest.iter_mut().for_each(|gpu| _ = gpu.links.remove(&0));
+    assert_eq!(others.gpus(), rest);
     assert!(others.gpus()[0].is_mig_capable);
+}
+
+/// The links of each GPU to the others, in the driver's order.
+fn links(source: &GpuSource) -> Vec<String> {
+    let of = |gpu: &Gpu| gpu.links.values().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    source.gpus().iter().map(of).collect()
+}
+
+#[test]
+fn pcie_links_are_the_drivers() {
+    let TestHost { source, folder: _folder, .. } = host("4xL4");
+    let pair = ["PIX SYS SYS", "PIX SYS SYS", "SYS SYS PIX", "SYS SYS PIX"];
+    assert_eq!(links(&source), pair);
+}
+
+#[test]
+fn nvlinks_are_the_drivers_and_a_matrix_replaces_them() {
+    let TestHost { source, folder: _folder, .. } = host("3xH100");
+    assert_eq!(links(&source), ["NV18 NV18"; 3]);
+    let matrix = "GPU0 GPU1 GPU2\nGPU0 X SYS PHB\nGPU1 SYS X NV4\nGPU2 PHB NV4 X";
+    let replaced = source.clone().with_links(&parse_matrix(matrix).unwrap()).unwrap();
+    assert_eq!(links(&replaced), ["SYS PHB", "SYS NV4", "PHB NV4"]);
+    let error = source.with_links(&parse_matrix("GPU0 GPU1\nGPU0 X PIX\nGPU1 PIX X").unwrap()).unwrap_err();
+    assert!(error.to_string().contains("GPU2"), "{error}");
 }
 
 #[test]

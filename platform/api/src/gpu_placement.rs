@@ -2,15 +2,19 @@
 //! with it, and `mayfly why` explains with it. Pure.
 //!
 //! Shares of a GPU are packed: among the GPUs that fit, the one with the least free time is chosen, then the one with
-//! the least free memory. Whole GPUs are taken from the NUMA node with the fewest free ones that still suffices, so
-//! that large groups stay available (gpu-manager's `share` and `fragment`).
+//! the least free memory (gpu-manager's `share`). Whole GPUs are chosen by the links between them ([`whole()`]).
 //!
 //! A node publishes its GPUs and their users in the annotation [`ANNOTATION_GPUS`]. A pod that is bound to the node and
 //! has no GPU there yet is placed in the copy of the scheduler as the node will place it.
 
+mod links;
+mod whole;
+
 use std::{collections::BTreeMap, fmt};
 
+pub use links::{GpuLink, LinkMatrix, LinkMatrixError, parse_matrix};
 use serde::{Deserialize, Serialize};
+pub use whole::whole;
 
 use crate::{
     k8s::api::core::v1::{Container, Node, PodSpec},
@@ -39,6 +43,9 @@ pub struct NodeGpu {
     pub index: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub numa: Option<i64>,
+    /// The links to the other GPUs, by their indices. Without a link, the NUMA nodes decide.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub links: BTreeMap<u32, GpuLink>,
     /// Its memory, in units of `vcuda-memory`.
     pub memory: u32,
     /// Whether it is not offered because of a fault.
@@ -126,6 +133,8 @@ pub struct GpuRoom {
     /// The position in the driver's list.
     pub index: u32,
     pub numa: Option<i64>,
+    /// The links to the other GPUs, by their indices.
+    pub links: BTreeMap<u32, GpuLink>,
     /// All of its memory, in units of `vcuda-memory`.
     pub memory_units: u32,
     /// Whether it is not offered because of a fault.
@@ -182,33 +191,10 @@ pub fn place(gpus: &[GpuRoom], share: GpuShare) -> Result<Vec<String>, Placement
             let free = gpus.iter().filter(|gpu| gpu.is_free());
             let free = free.filter(|gpu| gpu.memory_units.saturating_mul(count) >= memory_units);
             let count = usize::try_from(count).unwrap_or(usize::MAX);
-            let chosen = whole(free.map(|gpu| (gpu.id.as_str(), gpu.numa)), &[], count);
+            let chosen = whole(&free.collect::<Vec<_>>(), &[], count);
             if chosen.len() == count { Ok(chosen) } else { Err(PlacementError::NoGpu(share)) }
         }
     }
-}
-
-/// Chooses `count` whole GPUs, or fewer if there are not enough. `available`: ids and NUMA nodes.
-pub fn whole<'a>(
-    available: impl Iterator<Item = (&'a str, Option<i64>)>,
-    must_include: &[String],
-    count: usize,
-) -> Vec<String> {
-    let mut nodes: BTreeMap<Option<i64>, Vec<&str>> = BTreeMap::new();
-    for (id, numa) in available {
-        nodes.entry(numa).or_default().push(id);
-    }
-    let mut chosen: Vec<String> = must_include.iter().take(count).cloned().collect();
-    let missing = count.saturating_sub(chosen.len());
-    let mut groups: Vec<_> = nodes.into_values().collect();
-    // The smallest group that suffices comes first; if none does, the largest, so that few nodes are used.
-    groups.sort_by_key(|group| (group.len() < missing, group.len().abs_diff(missing)));
-    for id in groups.into_iter().flatten() {
-        if chosen.len() < count && chosen.iter().all(|known| known != id) {
-            chosen.push(id.to_owned());
-        }
-    }
-    chosen
 }
 
 /// The GPUs that a pod requests.
@@ -280,8 +266,8 @@ pub fn rooms(gpus: &[NodeGpu], pods: &BTreeMap<String, GpuNeeds>) -> Vec<GpuRoom
         let mut load = GpuLoad::default();
         let users = gpu.users.iter().filter(|(pod, _)| pods.contains_key(*pod));
         users.for_each(|(_, used)| load.add(*used));
-        let NodeGpu { id, index, numa, memory, broken, .. } = gpu.clone();
-        GpuRoom { id, index, numa, memory_units: memory, is_broken: broken, load }
+        let NodeGpu { id, index, numa, links, memory, broken, .. } = gpu.clone();
+        GpuRoom { id, index, numa, links, memory_units: memory, is_broken: broken, load }
     };
     let mut rooms: Vec<_> = gpus.iter().map(room).collect();
     let is_placed = |pod: &str| gpus.iter().any(|gpu| gpu.users.contains_key(pod));

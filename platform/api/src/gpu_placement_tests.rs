@@ -8,6 +8,7 @@ fn gpus(users: &[(usize, &str, u32, u32)]) -> Vec<NodeGpu> {
         id: format!("GPU-{index}"),
         index,
         numa: Some(i64::from(index / 2)),
+        links: BTreeMap::new(),
         memory: 40,
         broken: false,
         users: BTreeMap::new(),
@@ -91,9 +92,28 @@ fn a_broken_gpu_has_no_room() {
     assert_eq!(rooms[3].to_string(), "3: in use as a whole");
 }
 
+/// The scheduler predicts the choice from the annotation, so that a later pod is placed beside what is left.
+#[test]
+fn whole_gpus_are_taken_by_their_links() {
+    let mut published = gpus(&[]);
+    for (gpu, other) in [(0, 3), (1, 2)] {
+        published[gpu].links.insert(other, GpuLink::NvLink(4));
+        published[other as usize].links.insert(u32::try_from(gpu).unwrap(), GpuLink::NvLink(4));
+    }
+    let free = |pods_of_node: &[(&str, GpuNeeds)]| {
+        let rooms = rooms(&published, &pods(pods_of_node));
+        rooms.iter().filter(|room| room.is_free()).map(|room| room.index).collect::<Vec<_>>()
+    };
+    let count = |count: &str| needs(json!({RESOURCE_GPU: count}));
+    assert_eq!(free(&[("a", count("2"))]), [1, 2]);
+    assert_eq!(free(&[("a", count("1"))]), [1, 2, 3]);
+    assert_eq!(free(&[("a", count("1")), ("b", count("1"))]), [1, 2], "the linked pair stays whole");
+}
+
 #[test]
 fn the_annotation_keeps_everything() {
-    let published = gpus(&[(1, "a", 60, 4)]);
+    let mut published = gpus(&[(1, "a", 60, 4)]);
+    published[0].links = [(1, GpuLink::Pix), (2, GpuLink::NvLink(18))].into();
     let text = serde_json::to_string(&published).unwrap();
     let node = json!({"metadata": {"annotations": {ANNOTATION_GPUS: text}}});
     assert_eq!(gpus_of(&serde_json::from_value(node).unwrap()), published);

@@ -124,6 +124,10 @@ pub(crate) struct UpArgs {
     /// Simulates GPUs in place of this machine's, such as 4xH200: containers get a CUDA driver and NVML that behave like those of such GPUs
     #[arg(long, env = "MAYFLY_FAKE_GPUS", value_name = "COUNTxMODEL")]
     fake_gpus: Option<String>,
+    /// The links between the GPUs, as `nvidia-smi topo -m` prints them, for simulated GPUs or instead of those that the
+    /// driver reports
+    #[arg(long, env = "MAYFLY_GPU_TOPOLOGY", value_name = "FILE")]
+    gpu_topology: Option<PathBuf>,
     /// GPU memory that each process with a share of a GPU may use beyond its container's limit for its context; a pod
     /// that uses more is evicted [default: 1Gi]
     #[arg(long, env = "MAYFLY_GPU_CONTEXT_MEMORY", value_name = "QUANTITY")]
@@ -221,6 +225,7 @@ struct ConfigFile {
     function_instances: Option<u32>,
     gpus: Option<GpuMode>,
     fake_gpus: Option<String>,
+    gpu_topology: Option<PathBuf>,
     gpu_context_memory: Option<String>,
     simulated_nodes: Option<String>,
     device_plugins_dir: Option<PathBuf>,
@@ -272,6 +277,8 @@ pub(crate) struct UpConfig {
     pub(crate) gpus: GpuMode,
     /// Simulated GPUs; may be empty.
     pub(crate) fake_gpus: Vec<FakeGpu>,
+    /// `None`: the links that the driver reports.
+    pub(crate) gpu_topology: Option<PathBuf>,
     pub(crate) gpu_context_bytes: u64,
     /// `None`: this machine is the only node.
     pub(crate) simulated_nodes: Option<mayfly_simulated::Config>,
@@ -395,6 +402,7 @@ impl UpArgs {
                 .map(|spec| sim::parse_gpus(&spec).context("--fake-gpus"))
                 .transpose()?
                 .unwrap_or_default(),
+            gpu_topology: self.gpu_topology.or(file.gpu_topology),
             gpu_context_bytes: bytes(
                 "gpu-context-memory",
                 &self

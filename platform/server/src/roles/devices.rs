@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use mayfly_api::gpu_placement::ANNOTATION_GPUS;
+use mayfly_api::gpu_placement::{ANNOTATION_GPUS, parse_matrix};
 use mayfly_cli::data_dir::DataDir;
 use mayfly_devices::{DeviceConfig, DeviceManager};
 use mayfly_gpu_nvidia_plugin::{
@@ -108,6 +108,12 @@ fn gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Re
     } else {
         return Ok(None);
     };
+    let source = match &config.gpu_topology {
+        None => source,
+        Some(path) => {
+            with_links(source, path).with_context(|| format!("--gpu-topology {}", path.display()))?
+        }
+    };
     let limits = folder.join("limits");
     std::fs::create_dir_all(&limits).with_context(|| format!("cannot make {}", limits.display()))?;
     let models: BTreeSet<&str> = source.gpus().iter().map(|gpu| gpu.name.as_str()).collect();
@@ -125,4 +131,10 @@ fn gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Re
     let config = PluginConfig { source, libraries, limits, sockets, quarantine: QUARANTINE, inspection };
     let plugin = NvidiaPlugin::create(config, manager.allocations());
     plugin.map(Some).context("cannot bind the sockets of the GPU plugin")
+}
+
+/// The GPUs with the links in a file.
+fn with_links(source: GpuSource, path: &Path) -> anyhow::Result<GpuSource> {
+    let text = std::fs::read_to_string(path).context("cannot read it")?;
+    Ok(source.with_links(&parse_matrix(&text)?)?)
 }

@@ -178,6 +178,39 @@ async fn a_program_without_the_limiting_library_is_evicted() -> Result<()> {
     node.leaves_nothing().await
 }
 
+/// With the pairs 0–3 and 1–2, a container with two GPUs does not get 1 and 3, which are free as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn several_gpus_are_those_with_the_fastest_link() -> Result<()> {
+    containers_or_skip!();
+    let folder = tempfile::tempdir()?;
+    let (matrix, libraries) = (folder.path().join("topology"), libraries()?);
+    let links = "GPU0 GPU1 GPU2 GPU3\nGPU0 X SYS SYS NV4\nGPU1 SYS X NV4 SYS\nGPU2 SYS NV4 X SYS\nGPU3 NV4 SYS SYS X\n";
+    std::fs::write(&matrix, links)?;
+    let node = ContainerNode::start_with(&[
+        "--fake-gpus",
+        "4xL4",
+        "--gpu-topology",
+        &matrix.to_string_lossy(),
+        "--gpu-libraries-dir",
+        &libraries.to_string_lossy(),
+    ])
+    .await?;
+    whole_gpus(&node, 4).await?;
+    for (name, count, expected) in [("one", 1, &["0"][..]), ("two", 2, &["1", "2"]), ("last", 1, &["3"])] {
+        let spec = pod_spec("exec sleep 1d", &json!({"nvidia.com/gpu": count}));
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+        node.kubectl.ok(&["create", "-f", &node.kubectl.file(name, &pod)?]).await?;
+        node.kubectl.ok(&["wait", "--for=condition=ready", &format!("pod/{name}"), "--timeout=50s"]).await?;
+        let told = node.exec(name, "echo $NVIDIA_VISIBLE_DEVICES").await?;
+        // The last digit of a simulated GPU's UUID is its index.
+        let mut got: Vec<_> = told.trim().split(',').map(|uuid| &uuid[uuid.len() - 1..]).collect();
+        got.sort_unstable();
+        ensure!(got == expected, "{name}: {told}");
+    }
+    node.kubectl.ok(&["delete", "pod", "one", "two", "last", "--grace-period=0", "--force"]).await?;
+    node.leaves_nothing().await
+}
+
 /// `mayfly top gpus` and the metrics show the allocations of both containers.
 async fn both_halves_are_shown(node: &ContainerNode, uuid: &str) -> Result<()> {
     let told = node.kubectl.up.cli().ok(&["top", "gpus", "-o", "json", "--interval", "100ms"]).await?;
