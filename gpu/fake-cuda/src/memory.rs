@@ -1,4 +1,5 @@
-//! Linear memory, arrays, IPC, copies.
+//! Linear memory, arrays, IPC, copies. Memory that another process has exported is opened with its size, but not with
+//! its contents.
 //!
 //! Safety: an address is that of a lazily backed host mapping of the allocation's size, so copies within an
 //! allocation are copies within the mapping. Descriptors are read where the caller says they are.
@@ -163,13 +164,17 @@ driver_functions! {
         SUCCESS
     }
     fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: IpcHandle, _flags: c_uint) {
-        check!(check!(state()).current());
-        let Some(mapped) = usize::try_from(handle.0[1]).ok().and_then(reserve) else { return INVALID_VALUE };
+        let state = check!(state());
+        check!(state.current());
+        let bytes = handle.0[1];
+        let Some(mapped) = usize::try_from(bytes).ok().and_then(reserve) else { return INVALID_VALUE };
+        state.tables().opened.insert(mapped, bytes);
         out!(address, mapped);
         SUCCESS
     }
-    fn cuIpcCloseMemHandle(_address: u64) {
-        check!(state());
+    fn cuIpcCloseMemHandle(address: u64) {
+        let Some(bytes) = check!(state()).tables().opened.remove(&address) else { return INVALID_VALUE };
+        unreserve(address, bytes);
         SUCCESS
     }
     fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {

@@ -43,6 +43,8 @@ pub struct CudaTables {
     pub contexts: HashMap<u64, usize>,
     /// The device and size in bytes of each allocation by address or handle.
     pub allocations: HashMap<u64, (usize, u64)>,
+    /// The size in bytes of memory of other processes by the address at which it is opened.
+    pub opened: HashMap<u64, u64>,
     pub streams: HashMap<u64, crate::stream::SimStream>,
     pub events: HashMap<u64, Option<u64>>,
     /// The GPU time of functions and of captured graphs, in ns.
