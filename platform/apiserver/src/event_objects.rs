@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mayfly_store::{Entry, Revision};
+use mayfly_store::{Entry, Key, Revision};
 use parking_lot::Mutex;
 
 use crate::object::Object;
@@ -11,8 +11,8 @@ use crate::object::Object;
 /// The number of cached objects. Watches keep up with the newest events, so few are enough.
 const SLOTS: u64 = 256;
 
-/// An object as it was at a revision; every write has a revision of its own.
-type Slot = Mutex<Option<(Revision, Arc<Object>)>>;
+/// An object as it was at a revision, with its key, because the objects of a batch share their revision.
+type Slot = Mutex<Option<(Revision, Key, Arc<Object>)>>;
 
 pub(crate) struct EventObjects(Box<[Slot]>);
 
@@ -28,15 +28,16 @@ impl EventObjects {
         let at = usize::try_from(entry.modified.0 % SLOTS).expect("smaller than the number of slots");
         // Held while decoding, so that concurrent readers wait for the result instead of decoding it again.
         let mut slot = self.0[at].lock();
-        if let Some((revision, object)) = &*slot
+        if let Some((revision, key, object)) = &*slot
             && *revision == entry.modified
+            && *key == entry.key
         {
             return Some(Arc::clone(object));
         }
         let object = Arc::new(Object::from_entry(entry).ok()?);
         // An older event must not replace a newer one, which more watches are about to read.
-        if slot.as_ref().is_none_or(|(revision, _)| *revision < entry.modified) {
-            *slot = Some((entry.modified, Arc::clone(&object)));
+        if slot.as_ref().is_none_or(|(revision, ..)| *revision <= entry.modified) {
+            *slot = Some((entry.modified, entry.key.clone(), Arc::clone(&object)));
         }
         Some(object)
     }
@@ -44,8 +45,6 @@ impl EventObjects {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_store::Key;
-
     use super::*;
 
     #[test]
@@ -63,5 +62,8 @@ mod tests {
         assert_eq!(objects.get(&entry(1, "old")).unwrap().name(), "old");
         assert!(Arc::ptr_eq(&first, &objects.get(&entry(SLOTS + 1, "new")).unwrap()));
         assert_eq!(objects.get(&Entry { value: "[".into(), ..entry(7, "x") }), None);
+        for name in ["one", "other"] {
+            assert_eq!(objects.get(&entry(8, name)).unwrap().name(), name, "of one batch");
+        }
     }
 }

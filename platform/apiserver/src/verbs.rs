@@ -113,6 +113,8 @@ pub(crate) fn write_error(kind: &Kind, name: &str, error: WriteError) -> ApiErro
         WriteError::Conflict { .. } => ApiError::modified(kind, name),
         WriteError::TooLarge { limit, .. } => ApiError::too_large(limit),
         WriteError::Full => ApiError::disk_full(error),
+        // The server's own mistake.
+        WriteError::BatchRejected { .. } => ApiError::internal(error),
         WriteError::Overloaded => ApiError::too_many_requests(error.to_string()),
         WriteError::Closed => ApiError::unavailable("the server is shutting down"),
         WriteError::Failed(why) => ApiError::internal(why),

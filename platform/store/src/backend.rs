@@ -32,8 +32,8 @@ pub enum CommitError {
 
 /// The durable storage of one store. The store's writer thread owns it and calls it; calls may block.
 pub trait StorageBackend: Send {
-    /// Makes all events durable, or none of them. They are in the order of their revisions, and the first one has the
-    /// revision after the newest durable one.
+    /// Makes all events durable, or none of them. They are in the order of their revisions, and the events of one
+    /// revision, which may be several, are all among them. All revisions are greater than the newest durable one.
     fn commit(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), CommitError>;
 
     /// Called between commits. Returns whether it copied a write-ahead log into the main storage.

@@ -10,6 +10,15 @@ use crate::{
     write::{Write, WriteError, Written},
 };
 
+/// The revisions that the writes of one request take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RequestRevisions {
+    /// One each.
+    Each,
+    /// One together. The writes are of different objects.
+    One,
+}
+
 /// The events of one transaction, not committed yet.
 pub(crate) struct EventBatch<F> {
     /// The published state; it does not change while the batch is planned.
@@ -26,10 +35,17 @@ impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
     }
 
     /// Accepts all of the writes and returns the positions of their events, or accepts none.
-    pub(crate) fn add(&mut self, writes: Vec<Write>) -> Result<Range<usize>, WriteError> {
+    pub(crate) fn add(
+        &mut self,
+        writes: Vec<Write>,
+        revisions: RequestRevisions,
+    ) -> Result<Range<usize>, WriteError> {
         let start = self.events.len();
+        let last = Revision(self.revision.0 + writes.len() as u64);
         for write in writes {
-            if let Err(error) = self.add_one(write) {
+            let number = self.revision.next();
+            let revision = if revisions == RequestRevisions::One { last } else { number };
+            if let Err(error) = self.add_one(write, number, revision) {
                 self.undo(start);
                 return Err(error);
             }
@@ -42,15 +58,15 @@ impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
         self.events
     }
 
-    fn add_one(&mut self, write: Write) -> Result<(), WriteError> {
+    /// `number` is the next one; `revision` is not smaller.
+    fn add_one(&mut self, write: Write, number: Revision, revision: Revision) -> Result<(), WriteError> {
         let current = self.current(write.key());
-        let revision = self.revision.next();
         let (kind, entry, previous) = match write {
             Write::Create { key, value } => {
                 if current.is_some() {
                     return Err(WriteError::AlreadyExists);
                 }
-                let entry = Entry { key, value, created: revision, modified: revision };
+                let entry = Entry { key, value, created: number, modified: revision };
                 (EventKind::Created, entry, None)
             }
             Write::Update { key: _, value, expected } => {
@@ -69,7 +85,7 @@ impl<F: Fn(&Key) -> Option<Arc<Entry>>> EventBatch<F> {
         let after = (kind != EventKind::Deleted).then(|| Arc::clone(&entry));
         self.pending.insert(entry.key.clone(), after);
         self.events.push(Arc::new(WriteEvent { kind, entry, previous, revision }));
-        self.revision = revision;
+        self.revision = number;
         Ok(())
     }
 
@@ -147,7 +163,7 @@ mod tests {
         let mut batch =
             EventBatch::new(Revision(10), |asked: &Key| (*asked == old.key).then(|| Arc::clone(&old)));
         for (step, (writes, expected)) in cases.into_iter().enumerate() {
-            let result = batch.add(writes).map(|events| 10 + events.end);
+            let result = batch.add(writes, RequestRevisions::Each).map(|events| 10 + events.end);
             assert_eq!(result, expected, "step {step}");
         }
         let events = batch.into_events();
@@ -168,5 +184,30 @@ mod tests {
         );
         assert_eq!(written(&events[5]).entry.modified, Revision(15));
         assert_eq!(written(&events[5]).revision, Revision(16));
+    }
+
+    /// Over an empty store at revision 10.
+    #[test]
+    fn a_request_may_take_one_revision() {
+        let mut batch = EventBatch::new(Revision(10), |_: &Key| None);
+        let mut add = |writes, revisions| batch.add(writes, revisions);
+        let three = vec![create("a"), create("b"), create("c")];
+        assert_eq!(add(three, RequestRevisions::One), Ok(0..3));
+        // All or none: the numbers of a refused request are given to the next one.
+        let refused = vec![create("d"), delete("absent", None)];
+        assert_eq!(add(refused, RequestRevisions::One), Err(WriteError::NotFound));
+        assert_eq!(add(vec![update("a", Some(11))], RequestRevisions::Each), {
+            Err(WriteError::Conflict { current: Revision(13) })
+        });
+        let two = vec![update("a", Some(13)), delete("b", Some(13))];
+        assert_eq!(add(two, RequestRevisions::One), Ok(3..5));
+        assert_eq!(add(vec![create("d")], RequestRevisions::Each), Ok(5..6));
+        let events = batch.into_events();
+        let numbers: Vec<_> =
+            events.iter().map(|e| (e.revision.0, e.entry.modified.0, e.entry.created.0)).collect();
+        assert_eq!(
+            numbers,
+            [(13, 13, 11), (13, 13, 12), (13, 13, 13), (15, 15, 11), (15, 15, 12), (16, 16, 16)]
+        );
     }
 }

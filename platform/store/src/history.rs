@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::object::{Revision, WriteEvent};
 
-/// The newest events of a resource, oldest first.
+/// The newest events of a resource, oldest first. A revision is in it with all its events, or not.
 pub(crate) struct WatchHistory {
     events: VecDeque<Arc<WriteEvent>>,
     bytes: usize,
@@ -27,15 +27,20 @@ impl WatchHistory {
         self.events.push_back(event);
     }
 
-    /// Drops the oldest event.
-    pub(crate) fn forget(&mut self) -> Option<Arc<WriteEvent>> {
-        let event = self.events.pop_front()?;
-        self.bytes -= bytes_of(&event);
-        self.floor = event.revision;
-        Some(event)
+    /// Moves the events of the oldest revision, which is one event unless it is a batch, to `forgotten`.
+    pub(crate) fn forget(&mut self, forgotten: &mut Vec<Arc<WriteEvent>>) {
+        while let Some(event) = self.events.pop_front() {
+            self.bytes -= bytes_of(&event);
+            self.floor = event.revision;
+            forgotten.push(event);
+            if self.events.front().is_none_or(|next| next.revision > self.floor) {
+                return;
+            }
+        }
     }
 
-    /// The events after a revision, oldest first; `None` when some of them were dropped.
+    /// The events after a revision, oldest first; `None` when some of them were dropped. A revision in the middle of a
+    /// batch's numbers is before the batch.
     pub(crate) fn after(&self, revision: Revision) -> Option<impl Iterator<Item = &Arc<WriteEvent>>> {
         if revision < self.floor {
             return None;

@@ -35,6 +35,6 @@ pub use memory::MemoryStorage;
 pub use object::{Entry, EventKind, Key, Range, Revision, Scope, WriteEvent};
 pub use sqlite::OpenError;
 pub use stepped::SteppedWriter;
-pub use store::{Config, Stats, Store};
+pub use store::{BATCH_WRITES_MAX, Config, Stats, Store};
 pub use watch::{Watch, WatchClosed, WatchError};
 pub use write::{Write, WriteError, Written};

@@ -4,8 +4,9 @@ use std::{cmp::Ordering, fmt, sync::Arc};
 
 use bytes::Bytes;
 
-/// A point in the history of the whole store. Every single write takes the next one, so no two
-/// events share a revision; 0 is the empty store.
+/// A point in the history of the whole store; 0 is the empty store. Every write takes the next number. The writes of a
+/// batch ([`Store::write_batch`](crate::Store::write_batch)) share one revision, the last of their numbers: at the
+/// numbers before it, nothing of the batch is visible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
@@ -55,7 +56,8 @@ impl fmt::Display for Key {
 pub struct Entry {
     pub key: Key,
     pub value: Bytes,
-    /// The revision of the write that created it.
+    /// The number of the write that created it. No two objects share it: in a batch it is not above the revision of the
+    /// batch, for every other write it is the write's revision.
     pub created: Revision,
     /// The revision of the last write.
     pub modified: Revision,
@@ -131,5 +133,6 @@ pub struct WriteEvent {
     pub entry: Arc<Entry>,
     /// The object before the write; `None` for [`EventKind::Created`].
     pub previous: Option<Arc<Entry>>,
+    /// Events of one batch share it.
     pub revision: Revision,
 }

@@ -1,8 +1,8 @@
 -- The whole schema. `PRAGMA user_version` is 1, `PRAGMA application_id` is 0x4d61794f.
 -- Look inside with: sqlite3 FILE "SELECT resource, namespace, name, modified, value FROM objects"
 
--- `created` is the revision that created the object, and being unique it is the row's address: an
--- update or a delete touches one tree. That keys are unique is the writer's business (it judges
+-- `created` is the number of the write that created the object, and being unique it is the row's
+-- address: an update or a delete touches one tree. That keys are unique is the writer's business (it judges
 -- every write by its index) and is checked when the file is opened.
 CREATE TABLE objects (
     created   INTEGER PRIMARY KEY,

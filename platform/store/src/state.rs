@@ -80,7 +80,7 @@ impl StoreState {
         self.resources.get(&key.resource)?.by_name.get(&key.namespace, &key.name).cloned()
     }
 
-    /// Makes committed events visible, all at once. They are in the order of their revisions.
+    /// Makes committed events visible, all at once. They are in the order of their revisions, with all events of each.
     pub(crate) fn publish(&mut self, events: &[Arc<WriteEvent>]) -> Published {
         let mut signals: Vec<Arc<watch::Sender<Revision>>> = Vec::new();
         let mut forgotten = Vec::new();
@@ -95,7 +95,7 @@ impl StoreState {
             let bytes_before = resource.history.bytes();
             resource.history.push(Arc::clone(event));
             if resource.history.len() > events_max {
-                forgotten.extend(resource.history.forget());
+                resource.history.forget(&mut forgotten);
             }
             let bytes_after = resource.history.bytes();
             if !signals.iter().any(|signal| Arc::ptr_eq(signal, resource.history.signal())) {
@@ -113,7 +113,7 @@ impl StoreState {
             let largest = self.resources.values_mut().max_by_key(|resource| resource.history.bytes());
             let Some(history) = largest.map(|resource| &mut resource.history) else { return };
             self.history_bytes -= history.bytes();
-            forgotten.extend(history.forget());
+            history.forget(forgotten);
             self.history_bytes += history.bytes();
         }
     }

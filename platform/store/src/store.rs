@@ -1,6 +1,7 @@
 //! The public handle of the store.
 
 use std::{
+    collections::HashSet,
     fmt,
     path::PathBuf,
     sync::{
@@ -15,6 +16,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::{
     backend::{StorageBackend, StoredObjects},
+    batch::RequestRevisions,
     list::{ListError, ListOptions, ListView, Listing},
     memory::MemoryStorage,
     object::{Entry, Key, Range, Revision},
@@ -25,6 +27,9 @@ use crate::{
     write::{Write, WriteError, Written},
     writer::{self, QueuedWrite, StopNotifier, Writer, WriterCommand},
 };
+
+/// The maximum number of writes of a batch. A watch reads the events of a revision under one lock.
+pub const BATCH_WRITES_MAX: usize = 128;
 
 /// The location and the limits of the store.
 #[derive(Clone, Debug)]
@@ -180,13 +185,37 @@ impl Store {
     ///
     /// A caller that is dropped while it waits does not know whether the write happened.
     pub async fn write(&self, write: Write) -> Result<Written, WriteError> {
-        let mut written = self.write_all(vec![write]).await?;
+        let mut written = self.request(vec![write], RequestRevisions::Each).await?;
         written.pop().ok_or(WriteError::Closed)
     }
 
     /// Makes all changes durable, or none. Later ones see the earlier ones; each takes a revision of
     /// its own, and readers see either none or all.
     pub async fn write_all(&self, writes: Vec<Write>) -> Result<Vec<Written>, WriteError> {
+        self.request(writes, RequestRevisions::Each).await
+    }
+
+    /// Makes all changes durable, or none, in one revision: there is no revision at which a part of them is visible.
+    /// They are of different objects, [`BATCH_WRITES_MAX`] at most.
+    ///
+    /// A watch that continues after the revision of an event misses the events of the same revision that were not read
+    /// yet; [`Watch::progress`] is that revision only once all of them are. Kubernetes clients continue after the
+    /// `resourceVersion` of the last event that they have read: a batch that they watch has at most one object of each
+    /// resource.
+    pub async fn write_batch(&self, writes: Vec<Write>) -> Result<Vec<Written>, WriteError> {
+        let limit = BATCH_WRITES_MAX;
+        let keys: HashSet<&Key> = writes.iter().map(Write::key).collect();
+        if writes.len() > limit || keys.len() < writes.len() {
+            return Err(WriteError::BatchRejected { limit });
+        }
+        self.request(writes, RequestRevisions::One).await
+    }
+
+    async fn request(
+        &self,
+        writes: Vec<Write>,
+        revisions: RequestRevisions,
+    ) -> Result<Vec<Written>, WriteError> {
         let limit = self.config.value_bytes_max;
         if let Some(bytes) = writes.iter().map(Write::value_bytes).find(|bytes| *bytes > limit) {
             return Err(WriteError::TooLarge { bytes, limit });
@@ -200,7 +229,7 @@ impl Store {
             let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
             let room = Arc::clone(&self.queue_bytes).acquire_many_owned(bytes).await;
             let room = room.map_err(|_| WriteError::Closed)?;
-            let request = QueuedWrite { writes, reply, room };
+            let request = QueuedWrite { writes, revisions, reply, room };
             self.commands.send(WriterCommand::Write(request)).await.map_err(|_| WriteError::Closed)
         };
         match tokio::time::timeout(self.config.queue_wait_max, enqueue).await {

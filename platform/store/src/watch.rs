@@ -11,8 +11,10 @@ use crate::{
 pub struct Watch {
     shared: Arc<StoreContext>,
     range: Range,
-    /// The revision up to which events were scanned; those in range that were not returned yet are in `found`.
+    /// The revision up to which events were scanned, never within a batch; those in range that were not returned yet
+    /// are in `found`.
     cursor: Revision,
+    /// The revision up to which every event of the range was returned.
     delivered: Revision,
     found: VecDeque<Arc<WriteEvent>>,
     signal: tokio::sync::watch::Receiver<Revision>,
@@ -37,7 +39,8 @@ pub enum WatchClosed {
     Closed,
 }
 
-/// Events scanned under the lock at a time: a watch that has fallen far behind does not hold up the writer.
+/// Events scanned under the lock at a time, without the rest of a batch: a watch that has fallen far behind does not
+/// hold up the writer.
 const SCAN_MAX: usize = 256;
 
 impl fmt::Debug for Watch {
@@ -70,11 +73,15 @@ impl Watch {
         Ok(Self { shared, range, cursor: after, delivered: after, found: VecDeque::new(), signal })
     }
 
-    /// The next event of the range. May be dropped while it waits without losing one.
+    /// The next event of the range. The events of a batch come one after the other; [`Self::progress`] is the
+    /// revision at which another watch continues without a loss. May be dropped while it waits without losing one.
     pub async fn next(&mut self) -> Result<Arc<WriteEvent>, WatchClosed> {
         loop {
             if let Some(event) = self.found.pop_front() {
-                self.delivered = event.revision;
+                // Not in the middle of a batch: a watch that resumed there would miss the rest.
+                if self.found.front().is_none_or(|next| next.revision > event.revision) {
+                    self.delivered = event.revision;
+                }
                 return Ok(event);
             }
             // Marked before the scan, so that an event in between wakes the wait below.
@@ -110,17 +117,18 @@ impl Watch {
     fn scan(&mut self) -> Result<bool, WatchClosed> {
         let state = self.shared.state.read();
         let Some(history) = state.history(&self.range.resource) else { return Ok(false) };
-        let mut newer = history.after(self.cursor).ok_or(WatchClosed::Lagged { oldest: history.floor() })?;
-        for event in newer.by_ref().take(SCAN_MAX) {
+        let newer = history.after(self.cursor).ok_or(WatchClosed::Lagged { oldest: history.floor() })?;
+        for (scanned, event) in newer.enumerate() {
+            // The events of a revision are scanned together, because the next scan begins after the cursor.
+            if scanned >= SCAN_MAX && event.revision > self.cursor {
+                return Ok(true);
+            }
             self.cursor = event.revision;
             if self.range.contains(&event.entry.key) {
                 self.found.push_back(Arc::clone(event));
             }
         }
-        let more = newer.next().is_some();
-        if !more {
-            self.cursor = state.revision();
-        }
-        Ok(more)
+        self.cursor = state.revision();
+        Ok(false)
     }
 }

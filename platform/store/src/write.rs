@@ -37,12 +37,12 @@ impl Write {
 pub struct Written {
     /// The object after the write; for a delete, the object as it was before.
     pub entry: Arc<Entry>,
-    /// The revision of this write.
+    /// The revision of this write, or of the batch that it belongs to.
     pub revision: Revision,
 }
 
 /// The reason why a write failed. Nothing of it is kept, nor of the other writes of a
-/// [`write_all`](crate::Store::write_all).
+/// [`write_all`](crate::Store::write_all) or [`write_batch`](crate::Store::write_batch).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
     #[error("the object already exists")]
@@ -51,6 +51,9 @@ pub enum WriteError {
     NotFound,
     #[error("the object has been modified: it is now at revision {current}")]
     Conflict { current: Revision },
+    /// A batch with too many writes, or with two of one object.
+    #[error("a batch has at most {limit} writes, each of another object")]
+    BatchRejected { limit: usize },
     #[error("the value has {bytes} bytes, more than the {limit} allowed for one object")]
     TooLarge { bytes: usize, limit: usize },
     /// No data are lost, reads are answered, and writes work again when there is space.

@@ -21,7 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::{
     backend::{CommitError, StorageBackend},
-    batch::{EventBatch, written},
+    batch::{EventBatch, RequestRevisions, written},
     object::WriteEvent,
     store::StoreContext,
     write::{Write, WriteError, Written},
@@ -45,6 +45,7 @@ pub(crate) enum WriterCommand {
 
 pub(crate) struct QueuedWrite {
     pub(crate) writes: Vec<Write>,
+    pub(crate) revisions: RequestRevisions,
     pub(crate) reply: oneshot::Sender<Result<Vec<Written>, WriteError>>,
     /// The permit for its bytes in the queue.
     pub(crate) room: OwnedSemaphorePermit,
@@ -181,8 +182,8 @@ impl Writer {
         let state = self.shared.state.read();
         let mut batch = EventBatch::new(state.revision(), |key| state.get(key));
         let mut accepted = Accepted::new();
-        for QueuedWrite { writes, reply, room } in requests {
-            match batch.add(writes) {
+        for QueuedWrite { writes, revisions, reply, room } in requests {
+            match batch.add(writes, revisions) {
                 Ok(events) => accepted.push((events, reply, room)),
                 // A caller that went away needs no response.
                 Err(error) => drop(reply.send(Err(error))),

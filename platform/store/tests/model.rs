@@ -1,12 +1,12 @@
 //! The conformance suite of backends: the store over each of them, compared with the simplest possible model, which is
 //! the complete state after every write.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::FutureExt as _;
 use mayfly_store::{
-    Config, EventKind, Key, ListError, ListOptions, MemoryStorage, Range, Revision, Store, Watch,
-    WatchClosed, WatchError, Write, WriteError, WriteEvent,
+    BATCH_WRITES_MAX, Config, EventKind, Key, ListError, ListOptions, MemoryStorage, Range, Revision, Store,
+    Watch, WatchClosed, WatchError, Write, WriteError, WriteEvent,
 };
 use proptest::prelude::*;
 
@@ -16,6 +16,8 @@ const HISTORY_EVENTS_MAX: usize = 24;
 #[derive(Clone, Debug)]
 enum Step {
     Write(Vec<Change>),
+    /// The same in one revision.
+    Batch(Vec<Change>),
     /// A paged list: where, at which part of the past (0: now), page size, and a write between pages.
     List {
         range: usize,
@@ -60,7 +62,7 @@ struct Told {
 
 #[derive(Default)]
 struct Model {
-    /// The states by revision.
+    /// The states by revision. The numbers that a batch takes before its revision have the state before it.
     states: Vec<State>,
     events: Vec<Told>,
     /// The revision at which the store was opened: it has no history before it.
@@ -78,22 +80,33 @@ impl Model {
         Revision(self.revision().0.saturating_sub(back))
     }
 
-    fn write(&mut self, writes: &[Write]) -> Result<(), WriteError> {
-        let (states, events) = (self.states.len(), self.events.len());
-        for write in writes {
-            if let Err(error) = self.write_one(write) {
-                self.states.truncate(states);
-                self.events.truncate(events);
-                return Err(error);
-            }
+    fn write(&mut self, writes: &[Write], one_revision: bool) -> Result<(), WriteError> {
+        let keys: BTreeSet<_> = writes.iter().map(Write::key).collect();
+        if one_revision && keys.len() < writes.len() {
+            return Err(WriteError::BatchRejected { limit: BATCH_WRITES_MAX });
         }
+        let before = self.revision().0;
+        let last = Revision(before + writes.len() as u64);
+        let (mut states, mut events) = (Vec::new(), Vec::new());
+        let mut state = self.now().clone();
+        for (number, write) in (before + 1..).map(Revision).zip(writes) {
+            let revision = if one_revision { last } else { number };
+            events.push(Self::write_one(&mut state, write, number, revision)?);
+            let visible = revision == number;
+            states.push(if visible { state.clone() } else { self.now().clone() });
+        }
+        self.states.extend(states);
+        self.events.extend(events);
         Ok(())
     }
 
-    fn write_one(&mut self, write: &Write) -> Result<(), WriteError> {
-        let mut state = self.now().clone();
+    fn write_one(
+        state: &mut State,
+        write: &Write,
+        number: Revision,
+        revision: Revision,
+    ) -> Result<Told, WriteError> {
         let current = state.get(write.key()).cloned();
-        let revision = Revision(self.states.len() as u64);
         let (kind, expected) = match write {
             Write::Create { .. } => (EventKind::Created, None),
             Write::Update { expected, .. } => (EventKind::Modified, *expected),
@@ -107,7 +120,7 @@ impl Model {
             }
             _ => {}
         }
-        let created = current.as_ref().map_or(revision, |(_, created, _)| *created);
+        let created = current.as_ref().map_or(number, |(_, created, _)| *created);
         let value = match write {
             Write::Create { value, .. } | Write::Update { value, .. } => {
                 let value = String::from_utf8(value.to_vec()).unwrap();
@@ -117,9 +130,14 @@ impl Model {
             Write::Delete { key, .. } => state.remove(key).unwrap().0,
         };
         let previous = current.map(|(value, _, modified)| (value, modified));
-        self.events.push(Told { revision, kind, key: write.key().clone(), value, created, previous });
-        self.states.push(state);
-        Ok(())
+        Ok(Told { revision, kind, key: write.key().clone(), value, created, previous })
+    }
+
+    /// The first event of a range from a position on, and the position after it.
+    fn next_event(&self, range: &Range, from: usize) -> Option<(&Told, usize)> {
+        let mut events = self.events.iter().enumerate().skip(from);
+        let (at, event) = events.find(|(_, event)| range.contains(&event.key))?;
+        Some((event, at + 1))
     }
 
     /// Whether the store may have dropped the events of a resource after a revision.
@@ -162,9 +180,12 @@ fn to_write(model: &Model, change: &Change, count: usize) -> Write {
     };
     let value = format!("value-{count}").into();
     match change.kind {
+        // One that is accepted.
+        5.. if current.is_none() => Write::Create { key, value },
+        5.. => Write::Update { key, value, expected: current },
         0 => Write::Create { key, value },
         1..=3 => Write::Update { key, value, expected },
-        _ => Write::Delete { key, expected },
+        4 => Write::Delete { key, expected },
     }
 }
 
@@ -175,9 +196,18 @@ struct Run<'a> {
     open: Open<'a>,
     store: Store,
     model: Model,
-    /// Each with its range and the revision up to which it has been drained.
-    watches: Vec<(Watch, Range, Revision)>,
+    watches: Vec<DrainedWatch>,
     writes: usize,
+}
+
+/// A watch, and how far it has been drained.
+struct DrainedWatch {
+    watch: Watch,
+    range: Range,
+    /// The revision of the last event, at first the one that it started after.
+    seen: Revision,
+    /// The position of the next one among the model's events.
+    next: usize,
 }
 
 impl<'a> Run<'a> {
@@ -188,7 +218,8 @@ impl<'a> Run<'a> {
 
     async fn step(&mut self, step: Step) {
         match step {
-            Step::Write(changes) => self.write(&changes).await,
+            Step::Write(changes) => self.write(&changes, false).await,
+            Step::Batch(changes) => self.write(&changes, true).await,
             Step::List { range, back, limit, between } => {
                 self.list(&ranges()[range], back, limit, between).await
             }
@@ -209,8 +240,8 @@ impl<'a> Run<'a> {
             self.drain(index, usize::MAX);
         }
         self.store.close().await;
-        for (watch, ..) in &mut self.watches {
-            assert_eq!(watch.next().await, Err(WatchClosed::Closed));
+        for drained in &mut self.watches {
+            assert_eq!(drained.watch.next().await, Err(WatchClosed::Closed));
         }
         self.watches.clear();
         self.store = (self.open)(config());
@@ -219,19 +250,26 @@ impl<'a> Run<'a> {
         assert_eq!(self.store.stats().objects, self.model.now().len());
     }
 
-    async fn write(&mut self, changes: &[Change]) {
+    async fn write(&mut self, changes: &[Change], one_revision: bool) {
         let mut planned = Vec::new();
         for change in changes {
             self.writes += 1;
             planned.push(to_write(&self.model, change, self.writes));
         }
-        let expected = self.model.write(&planned);
+        let expected = self.model.write(&planned, one_revision);
         let first = self.store.revision().0 + 1;
-        let written = self.store.write_all(planned.clone()).await;
+        let written = match one_revision {
+            true => self.store.write_batch(planned.clone()).await,
+            false => self.store.write_all(planned.clone()).await,
+        };
         match (&written, &expected) {
             (Ok(written), Ok(())) => {
-                let revisions = written.iter().map(|written| written.revision.0);
-                assert!(revisions.eq(first..=self.model.revision().0));
+                let mut revisions = written.iter().map(|written| written.revision.0);
+                let last = self.model.revision().0;
+                match one_revision {
+                    true => assert!(revisions.all(|revision| revision == last)),
+                    false => assert!(revisions.eq(first..=last)),
+                }
             }
             (Err(error), Err(expected)) => assert_eq!(error, expected),
             _ => panic!("{planned:?}: {written:?}, expected {expected:?}"),
@@ -279,14 +317,17 @@ impl<'a> Run<'a> {
             assert_eq!(page.next.is_some(), page.remaining > 0);
             let Some(next) = page.next else { break };
             options = ListOptions { limit: Some(limit), after: Some(next), at: Some(at) };
-            self.write(std::slice::from_ref(&between)).await;
+            self.write(std::slice::from_ref(&between), false).await;
         }
         assert_eq!(listed, expected);
     }
 
     fn watch(&mut self, range: Range, after: Revision) {
         match self.store.watch(range.clone(), after) {
-            Ok(watch) => self.watches.push((watch, range, after)),
+            Ok(watch) => {
+                let next = self.model.events.partition_point(|event| event.revision <= after);
+                self.watches.push(DrainedWatch { watch, range, seen: after, next });
+            }
             Err(WatchError::TooOld { oldest }) => {
                 assert!(after < oldest);
                 assert!(self.model.may_have_forgotten(&range.resource, after));
@@ -297,14 +338,19 @@ impl<'a> Run<'a> {
 
     /// Takes up to so many events; a watch that lagged is checked to have had reason to, and removed.
     fn drain(&mut self, index: usize, events: usize) {
-        let (watch, range, seen) = &mut self.watches[index];
+        let DrainedWatch { watch, range, seen, next } = &mut self.watches[index];
         for _ in 0..events {
-            let expected = self.model.events.iter().find(|e| e.revision > *seen && range.contains(&e.key));
+            let expected = self.model.next_event(range, *next);
             match watch.next().now_or_never() {
                 Some(Ok(event)) => {
-                    assert_eq!(Some(&told(&event)), expected);
-                    *seen = event.revision;
-                    assert!(watch.progress() >= *seen);
+                    let (expected, position) = expected.expect("no event is to come");
+                    assert_eq!(told(&event), *expected);
+                    (*seen, *next) = (event.revision, position);
+                    // A watch that is resumed there misses no event, and gets none again but the rest of a batch.
+                    let to_come = self.model.next_event(range, *next).map(|(event, _)| event.revision);
+                    let progress = watch.progress();
+                    assert!(to_come.is_none_or(|to_come| progress < to_come), "{progress}");
+                    assert_eq!(progress >= *seen, to_come != Some(*seen), "{progress}");
                 }
                 Some(Err(WatchClosed::Lagged { .. })) => {
                     assert!(self.model.may_have_forgotten(&range.resource, *seen));
@@ -313,7 +359,7 @@ impl<'a> Run<'a> {
                 }
                 Some(Err(error)) => panic!("{error}"),
                 None => {
-                    assert_eq!(None, expected);
+                    assert_eq!(expected, None);
                     assert_eq!(watch.progress(), self.model.revision());
                     return;
                 }
@@ -336,7 +382,7 @@ fn told(event: &WriteEvent) -> Told {
 }
 
 fn change() -> impl Strategy<Value = Change> {
-    (0..keys().len(), 0u8..5, 0u8..3).prop_map(|(key, kind, expected)| Change { key, kind, expected })
+    (0..keys().len(), 0u8..8, 0u8..3).prop_map(|(key, kind, expected)| Change { key, kind, expected })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -344,6 +390,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         32 => prop::collection::vec(change(), 1..2).prop_map(Step::Write),
         8 => prop::collection::vec(change(), 0..5).prop_map(Step::Write),
+        8 => prop::collection::vec(change(), 0..5).prop_map(Step::Batch),
         8 => (range.clone(), back.clone(), 1usize..6, change())
             .prop_map(|(range, back, limit, between)| Step::List { range, back, limit, between }),
         4 => (range, back).prop_map(|(range, back)| Step::Watch { range, back }),

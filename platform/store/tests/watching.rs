@@ -3,8 +3,8 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use mayfly_store::{
-    Config, EventKind, Key, ListOptions, MemoryStorage, Range, Revision, Store, Watch, WatchClosed,
-    WatchError, Write, WriteError, WriteEvent,
+    BATCH_WRITES_MAX, Config, EventKind, Key, ListOptions, MemoryStorage, Range, Revision, Store, Watch,
+    WatchClosed, WatchError, Write, WriteError, WriteEvent,
 };
 
 fn key(resource: &str, namespace: &str, n: usize) -> Key {
@@ -132,6 +132,82 @@ async fn a_watch_that_is_too_slow_is_told_so() {
     store.write(create(key("nodes", "", 1), 1)).await.unwrap();
     assert_eq!(other.next().await.unwrap().revision, Revision(12));
     store.close().await;
+}
+
+/// A watch scans a bounded number of events at a time; this batch begins within one scan and would end in the next.
+#[tokio::test]
+async fn a_batch_is_watched_as_a_whole() {
+    const SINGLE: usize = 200;
+    let store = Store::in_memory();
+    for n in 0..SINGLE {
+        store.write(create(key("pods", "a", n), 1)).await.unwrap();
+    }
+    let batch = (SINGLE..SINGLE + BATCH_WRITES_MAX).map(|n| create(key("pods", "a", n), 1)).collect();
+    let batch = store.write_batch(batch).await.unwrap()[0].revision;
+    let after = store.write(create(key("pods", "a", 1000), 1)).await.unwrap().revision;
+    let range = Range::resource("pods");
+    let mut watch = store.watch(range.clone(), Revision(0)).unwrap();
+    for n in 1..SINGLE as u64 {
+        assert_eq!(watch.next().await.unwrap().revision, Revision(n));
+    }
+    let mut in_batch = 0;
+    let before = watch.next().await.unwrap().revision;
+    assert_eq!((before, watch.progress()), (Revision(SINGLE as u64), before));
+    while watch.progress() < batch {
+        assert_eq!(watch.progress(), before, "of a part of the batch");
+        assert_eq!(watch.next().await.unwrap().revision, batch);
+        in_batch += 1;
+    }
+    assert_eq!(in_batch, BATCH_WRITES_MAX);
+    assert_eq!(watch.next().await.unwrap().revision, after);
+
+    // From each of its numbers that is not its revision, a watch gets all of it.
+    for start in before.0..batch.0 {
+        let mut watch = store.watch(range.clone(), Revision(start)).unwrap();
+        for _ in 0..BATCH_WRITES_MAX {
+            assert_eq!(watch.next().await.unwrap().revision, batch);
+        }
+        let past = ListOptions { at: Some(Revision(start)), ..ListOptions::default() };
+        assert_eq!(store.list(&range, &past).unwrap().entries.len(), SINGLE);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_is_bounded_and_changes_each_object_once() {
+    let store = Store::in_memory();
+    let rejected = Err(WriteError::BatchRejected { limit: BATCH_WRITES_MAX });
+    let too_many = (0..=BATCH_WRITES_MAX).map(|n| create(key("pods", "a", n), 1)).collect();
+    assert_eq!(store.write_batch(too_many).await, rejected);
+    let delete = Write::Delete { key: key("pods", "a", 1), expected: None };
+    assert_eq!(store.write_batch(vec![create(key("pods", "a", 1), 1), delete]).await, rejected);
+    assert_eq!((store.revision(), store.stats().writes), (Revision(0), 0));
+}
+
+#[tokio::test]
+async fn the_history_drops_a_batch_as_a_whole() {
+    let store = in_memory(Config { history_events_max: 10, ..Config::new("") });
+    let batch = (0..6).map(|n| create(key("pods", "a", n), 1)).collect();
+    let batch = store.write_batch(batch).await.unwrap()[0].revision;
+    for n in 6..10 {
+        store.write(create(key("pods", "a", n), 1)).await.unwrap();
+    }
+    let range = Range::resource("pods");
+    assert!(store.watch(range.clone(), Revision(0)).is_ok(), "all ten are there");
+    store.write(create(key("pods", "a", 10), 1)).await.unwrap();
+    assert_eq!(store.stats().history_events, 5);
+    for start in 0..batch.0 {
+        let refused = store.watch(range.clone(), Revision(start)).err();
+        assert_eq!(refused, Some(WatchError::TooOld { oldest: batch }));
+    }
+    let mut watch = store.watch(range, batch).unwrap();
+    for revision in batch.0 + 1..=store.revision().0 {
+        assert_eq!(watch.next().await.unwrap().revision, Revision(revision));
+    }
+
+    // One that is larger than the history leaves nothing of itself.
+    let batch = (20..35).map(|n| create(key("pods", "a", n), 1)).collect();
+    let batch = store.write_batch(batch).await.unwrap()[0].revision;
+    assert_eq!(watch.next().await, Err(WatchClosed::Lagged { oldest: batch }));
 }
 
 #[tokio::test]
