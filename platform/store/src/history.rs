@@ -1,4 +1,4 @@
-//! The bounded history of one resource, for watches and for lists at a past revision.
+//! The bounded history of one resource, for watches and for lists at a past revision; and of a shared storage.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::object::{Revision, WriteEvent};
 
-/// The newest events of a resource, oldest first. A revision is in it with all its events, or not.
+/// The newest events of a resource (or of a storage), oldest first. A revision is in it with all its events, or not.
 pub(crate) struct WatchHistory {
     events: VecDeque<Arc<WriteEvent>>,
     bytes: usize,

@@ -133,7 +133,7 @@ impl SqliteBackend {
 }
 
 impl StorageBackend for SqliteBackend {
-    fn commit(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), CommitError> {
+    fn commit(&mut self, _after: Revision, events: &[Arc<WriteEvent>]) -> Result<(), CommitError> {
         match self.transact(events) {
             Ok(()) => Ok(()),
             Err(TransactionError::Final(error)) => Err(error),

@@ -8,6 +8,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::Waker,
     time::Duration,
 };
 
@@ -17,6 +18,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use crate::{
     backend::{StorageBackend, StoredObjects},
     batch::RequestRevisions,
+    following::FollowSignal,
     list::{ListError, ListOptions, ListView, Listing},
     memory::MemoryStorage,
     object::{Entry, Key, Range, Revision},
@@ -150,7 +152,7 @@ impl Store {
     pub fn in_memory_stepped(config: Config) -> (Self, SteppedWriter) {
         let (stored, backend) = MemoryStorage::default().open();
         let mut writer = None;
-        let store = Self::with_writer(config, stored, |shared, queue| {
+        let store = Self::with_writer(config, stored, |shared, _, queue| {
             let stopped = StopNotifier(Arc::clone(&shared));
             writer = Some(SteppedWriter::new(Writer::new(shared, backend, queue), stopped));
         });
@@ -158,14 +160,28 @@ impl Store {
     }
 
     /// A store over a backend and the objects that it loaded. The path and the sizes of files in `config` are not used.
-    pub fn with_backend(config: Config, stored: StoredObjects, backend: Box<dyn StorageBackend>) -> Self {
-        Self::with_writer(config, stored, |shared, queue| writer::start(shared, backend, queue))
+    ///
+    /// If the storage has other writers, the store publishes their commits, too, from the loaded revision on. A write
+    /// is checked against every write that any of them has acknowledged before; reads and watches are behind by the time
+    /// that following takes. If the storage no longer has a commit that the store has not followed, the store closes,
+    /// with a [`Self::failure`].
+    pub fn with_backend(config: Config, stored: StoredObjects, mut backend: Box<dyn StorageBackend>) -> Self {
+        Self::with_writer(config, stored, |shared, commands, queue| {
+            let signal = FollowSignal::new(commands.downgrade());
+            let waker = Waker::from(Arc::clone(&signal));
+            let has_others = backend.announce_commits(waker.clone());
+            writer::start(shared, backend, queue, has_others.then_some(signal));
+            if has_others {
+                // For the commits between the loading and the announcement.
+                waker.wake();
+            }
+        })
     }
 
     fn with_writer(
         config: Config,
         stored: StoredObjects,
-        start: impl FnOnce(Arc<StoreContext>, mpsc::Receiver<WriterCommand>),
+        start: impl FnOnce(Arc<StoreContext>, &mpsc::Sender<WriterCommand>, mpsc::Receiver<WriterCommand>),
     ) -> Self {
         let limits = HistoryLimits { events: config.history_events_max, bytes: config.history_bytes_max };
         let shared = Arc::new(StoreContext {
@@ -176,7 +192,7 @@ impl Store {
             full: AtomicBool::new(false),
         });
         let (commands, queue) = mpsc::channel(config.queue_writes_max);
-        start(Arc::clone(&shared), queue);
+        start(Arc::clone(&shared), &commands, queue);
         let queue_bytes = Arc::new(Semaphore::new(config.queue_bytes_max));
         Self { shared, commands, queue_bytes, config: Arc::new(config) }
     }
@@ -319,7 +335,7 @@ mod tests {
     #[tokio::test]
     async fn a_writer_that_panics_is_no_shutdown() {
         let config = Config::new("");
-        let store = Store::with_writer(config, StoredObjects::default(), |shared, queue| {
+        let store = Store::with_writer(config, StoredObjects::default(), |shared, _, queue| {
             std::thread::spawn(move || {
                 let _stopped = StopNotifier(shared);
                 let mut queue = queue;

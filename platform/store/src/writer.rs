@@ -8,7 +8,7 @@
 //!
 //! While a group is written to the disk the next one gathers in the queue, so the cost of an fsync is shared. With that
 //! alone, callers that write in a loop split into two halves that take turns; [`GroupCommitPolicy`] brings them into
-//! one group.
+//! one group. If the storage has other writers, `following.rs` writes the groups.
 
 use std::{
     ops::Range,
@@ -22,7 +22,8 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use crate::{
     backend::{CommitError, StorageBackend},
     batch::{EventBatch, RequestRevisions, written},
-    object::WriteEvent,
+    following::FollowSignal,
+    object::{Revision, WriteEvent},
     store::StoreContext,
     write::{Write, WriteError, Written},
 };
@@ -40,6 +41,8 @@ const GATHER_STEP: Duration = Duration::from_micros(20);
 
 pub(crate) enum WriterCommand {
     Write(QueuedWrite),
+    /// Another writer has committed.
+    Follow,
     Close,
 }
 
@@ -52,10 +55,12 @@ pub(crate) struct QueuedWrite {
 }
 
 pub(crate) struct Writer {
-    shared: Arc<StoreContext>,
-    backend: Box<dyn StorageBackend>,
+    pub(crate) shared: Arc<StoreContext>,
+    pub(crate) backend: Box<dyn StorageBackend>,
     queue: mpsc::Receiver<WriterCommand>,
     gathering: GroupCommitPolicy,
+    /// None: the storage has no other writers.
+    follows: Option<Arc<FollowSignal>>,
 }
 
 /// The accepted requests of a plan, with their positions in it.
@@ -65,8 +70,9 @@ pub(crate) fn start(
     shared: Arc<StoreContext>,
     backend: Box<dyn StorageBackend>,
     queue: mpsc::Receiver<WriterCommand>,
+    follows: Option<Arc<FollowSignal>>,
 ) {
-    let writer = Writer::new(shared, backend, queue);
+    let writer = Writer { follows, ..Writer::new(shared, backend, queue) };
     let thread = std::thread::Builder::new().name("store-writer".into());
     let body = || {
         let _stopped = StopNotifier(Arc::clone(&writer.shared));
@@ -98,7 +104,7 @@ impl Writer {
         queue: mpsc::Receiver<WriterCommand>,
     ) -> Self {
         let gathering = GroupCommitPolicy::new(BATCH_REQUESTS_MAX, GATHER_SHARE, GATHER_MAX);
-        Self { shared, backend, queue, gathering }
+        Self { shared, backend, queue, gathering, follows: None }
     }
 
     fn run(mut self) {
@@ -107,7 +113,10 @@ impl Writer {
             self.take(command, &mut requests);
             self.gather(&mut requests);
             let group = requests.len();
-            drop(self.write(requests.drain(..)));
+            match self.follows.clone() {
+                None => drop(self.write(requests.drain(..))),
+                Some(signal) => self.write_following(&signal, std::mem::take(&mut requests)),
+            }
             self.gathering.done(group, self.queue.len());
             self.maintain();
         }
@@ -149,6 +158,8 @@ impl Writer {
     fn take(&mut self, command: WriterCommand, requests: &mut Vec<QueuedWrite>) {
         match command {
             WriterCommand::Write(request) => requests.push(request),
+            // Each group begins by following, also an empty one.
+            WriterCommand::Follow => {}
             // Queued requests are still written; then the queue ends.
             WriterCommand::Close => self.queue.close(),
         }
@@ -156,12 +167,12 @@ impl Writer {
 
     /// Writes a group; returns the events that it committed.
     pub(crate) fn write(&mut self, requests: impl Iterator<Item = QueuedWrite>) -> Vec<Arc<WriteEvent>> {
-        let (events, accepted) = self.plan(requests);
+        let (after, events, accepted) = self.plan(requests);
         if events.is_empty() {
             answer(accepted, &events);
             return events;
         }
-        match self.commit(&events) {
+        match self.commit(after, &events) {
             Ok(()) => {
                 let published = self.shared.state.write().publish(&events);
                 answer(accepted, &events);
@@ -177,10 +188,14 @@ impl Writer {
         }
     }
 
-    /// Checks every request; refused ones are answered at once.
-    fn plan(&self, requests: impl Iterator<Item = QueuedWrite>) -> (Vec<Arc<WriteEvent>>, Accepted) {
+    /// Checks every request; refused ones are answered at once. Returns the revision that it was planned from as well.
+    fn plan(
+        &self,
+        requests: impl Iterator<Item = QueuedWrite>,
+    ) -> (Revision, Vec<Arc<WriteEvent>>, Accepted) {
         let state = self.shared.state.read();
-        let mut batch = EventBatch::new(state.revision(), |key| state.get(key));
+        let after = state.revision();
+        let mut batch = EventBatch::new(after, |key| state.get(key));
         let mut accepted = Accepted::new();
         for QueuedWrite { writes, revisions, reply, room } in requests {
             match batch.add(writes, revisions) {
@@ -189,43 +204,79 @@ impl Writer {
                 Err(error) => drop(reply.send(Err(error))),
             }
         }
-        (batch.into_events(), accepted)
+        (after, batch.into_events(), accepted)
     }
 
-    fn commit(&mut self, events: &[Arc<WriteEvent>]) -> Result<(), WriteError> {
-        if let Some(reason) = self.shared.broken.get() {
-            return Err(WriteError::Failed(Arc::clone(reason)));
+    fn commit(&mut self, after: Revision, events: &[Arc<WriteEvent>]) -> Result<(), WriteError> {
+        self.check_usable()?;
+        let committed = self.commit_once(after, events);
+        self.record(committed, events.len())
+    }
+
+    /// Refuses writes after the storage has failed.
+    pub(crate) fn check_usable(&self) -> Result<(), WriteError> {
+        match self.shared.broken.get() {
+            Some(reason) => Err(WriteError::Failed(Arc::clone(reason))),
+            None => Ok(()),
         }
+    }
+
+    pub(crate) fn commit_once(
+        &mut self,
+        after: Revision,
+        events: &[Arc<WriteEvent>],
+    ) -> Result<(), CommitError> {
         let begin = Instant::now();
-        let committed = self.backend.commit(events);
+        let committed = self.backend.commit(after, events);
         self.gathering.committed(begin.elapsed());
+        committed
+    }
+
+    /// Records the result of a commit of so many writes.
+    pub(crate) fn record(&self, committed: Result<(), CommitError>, writes: usize) -> Result<(), WriteError> {
         match committed {
             Ok(()) => {
                 let counters = &self.shared.counters;
                 counters.commits.fetch_add(1, Ordering::Relaxed);
-                counters.writes.fetch_add(events.len() as u64, Ordering::Relaxed);
+                counters.writes.fetch_add(writes as u64, Ordering::Relaxed);
                 self.shared.full.store(false, Ordering::Relaxed);
                 Ok(())
             }
             Err(CommitError::Full) => {
                 self.shared.full.store(true, Ordering::Relaxed);
-                tracing::warn!(writes = events.len(), "disk full: writes are refused until there is space");
+                tracing::warn!(writes, "disk full: writes are refused until there is space");
                 Err(WriteError::Full)
             }
             Err(CommitError::Refused(error)) => {
-                tracing::warn!(%error, writes = events.len(), "writes refused");
+                tracing::warn!(%error, writes, "writes refused");
                 Err(WriteError::Failed(error.into()))
             }
             // After a failed sync it is unknown which data is on the disk, and the kernel may report success for the
-            // next sync although it is not: no further writes are safe.
-            Err(CommitError::Broken(problem)) => {
-                tracing::error!(problem, "the storage takes no more writes until the next start");
-                let reason: Arc<str> = format!("{problem}; writing stopped until the next start").into();
-                // The first reason is the one that counts.
-                let _ = self.shared.broken.set(Arc::clone(&reason));
-                Err(WriteError::Failed(reason))
+            // next sync although it is not: no further writes are safe. The same holds after another writer has used a
+            // storage for one writer.
+            Err(problem @ (CommitError::Broken(_) | CommitError::Outdated { .. })) => {
+                tracing::error!(%problem, "the storage takes no more writes until the next start");
+                Err(self.refuse_writes(format!("{problem}; writing stopped until the next start")))
             }
         }
+    }
+
+    /// Accepts no more writes, for a reason that only a restart may repair; returns the error of the next ones.
+    fn refuse_writes(&self, reason: String) -> WriteError {
+        let reason: Arc<str> = reason.into();
+        // The first reason is the one that counts.
+        let _ = self.shared.broken.set(Arc::clone(&reason));
+        WriteError::Failed(reason)
+    }
+
+    /// Refuses writes, and closes the store once the queued ones have been refused.
+    pub(crate) fn stop(&mut self, reason: String) -> WriteError {
+        self.queue.close();
+        self.refuse_writes(reason)
+    }
+
+    pub(crate) fn revision(&self) -> Revision {
+        self.shared.state.read().revision()
     }
 
     fn maintain(&mut self) {

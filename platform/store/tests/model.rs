@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::FutureExt as _;
 use mayfly_store::{
-    BATCH_WRITES_MAX, Config, EventKind, Key, ListError, ListOptions, MemoryStorage, Range, Revision, Store,
-    Watch, WatchClosed, WatchError, Write, WriteError, WriteEvent,
+    BATCH_WRITES_MAX, Config, EventKind, Key, ListError, ListOptions, MemoryStorage, Range, Revision,
+    SharedStorage, Store, Watch, WatchClosed, WatchError, Write, WriteError, WriteEvent,
 };
 use proptest::prelude::*;
 
@@ -432,6 +432,19 @@ proptest! {
         };
         check(&open, steps);
     }
+
+    #[test]
+    fn a_shared_storage_in_memory_behaves_like_the_model(steps in steps()) {
+        check_shared(&SharedStorage::in_memory(&config()), steps);
+    }
+}
+
+fn check_shared(storage: &SharedStorage, steps: Vec<Step>) {
+    let open = |config| {
+        let (stored, backend) = storage.attach();
+        Store::with_backend(config, stored, backend)
+    };
+    check(&open, steps);
 }
 
 proptest! {
@@ -443,5 +456,12 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("objects.db");
         check(&|config| Store::open(Config { path: path.clone(), ..config }).unwrap(), steps);
+    }
+
+    #[test]
+    fn a_shared_sqlite_file_behaves_like_the_model(steps in steps()) {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config { path: folder.path().join("objects.db"), ..config() };
+        check_shared(&SharedStorage::open(&config).unwrap(), steps);
     }
 }
