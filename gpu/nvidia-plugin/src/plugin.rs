@@ -36,8 +36,8 @@ use crate::{
     health::HealthRecords,
     inspector::{InspectionConfig, MemoryInspector, Violations},
     lending,
-    placement::{self, GpuShare, PlacementError},
     node_gpus::BusySince,
+    placement::{self, GpuShare, PlacementError},
     watcher::HealthWatcher,
 };
 

@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use crate::{
     Gpu, GpuSource, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
     inspector::Violations,
-    placement::{self, GpuLoad},
     node_gpus::BusySince,
+    placement::{self, GpuLoad},
 };
 
 /// The figures of a device.

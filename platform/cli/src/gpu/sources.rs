@@ -115,7 +115,8 @@ impl Sources {
     /// The names of single files that are executable here. A folder's archive has the permissions of its files.
     pub(super) fn executables(&self) -> Vec<String> {
         let Self::Files(files) = self else { return Vec::new() };
-        let is_executable = |path: &Path| fs::metadata(path).is_ok_and(|m| m.permissions().mode() & 0o100 != 0);
+        let is_executable =
+            |path: &Path| fs::metadata(path).is_ok_and(|m| m.permissions().mode() & 0o100 != 0);
         files.iter().filter(|(_, path)| is_executable(path)).map(|(name, _)| name.clone()).collect()
     }
 
