@@ -483,26 +483,3 @@ async fn leases_and_events_may_be_created_by_put() {
     assert_eq!(code, StatusCode::CREATED, "{created}");
     assert_eq!(server.get(path).await.0, StatusCode::OK);
 }
-
-#[tokio::test]
-async fn fields_that_do_nothing_for_wasm_are_warned_about() {
-    let server = Fixture::new().await;
-    let image = format!("sha256:{}", "0".repeat(64));
-    let mut job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {"template": {
-        "spec": {"runtimeClassName": "wasm", "restartPolicy": "Never",
-            "hostNetwork": true, "containers": [{"name": "c", "image": image, "tty": true}]}}}});
-    let warned = async |job: &Value| {
-        let path = "/apis/batch/v1/namespaces/default/jobs?dryRun=All";
-        let request = support::request("POST", path).header("content-type", "application/json");
-        let response = server.send(request.body(job.to_string().into()).unwrap()).await;
-        assert_eq!(response.status(), StatusCode::CREATED);
-        let warnings = response.headers().get_all("warning").iter();
-        warnings.map(|warning| warning.to_str().unwrap().to_owned()).collect::<Vec<_>>()
-    };
-    let told = warned(&job).await;
-    assert_eq!(told.len(), 1, "{told:?}");
-    let fields = "spec.template.spec.hostNetwork, spec.template.spec.containers[0].tty";
-    assert!(told[0].contains("no effect") && told[0].contains(fields), "{told:?}");
-    job["spec"]["template"]["spec"]["runtimeClassName"] = json!("runc");
-    assert_eq!(warned(&job).await, [""; 0], "another runtime may carry it out");
-}
