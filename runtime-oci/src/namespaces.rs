@@ -149,7 +149,7 @@ mod tests {
         let listener = match TcpListener::bind((Ipv6Addr::LOCALHOST, 0)) {
             Ok(listener) => listener,
             Err(error) => {
-                return println!("SKIPPED a_port_is_reached_in_either_address_family: no IPv6: {error}");
+                return eprintln!("SKIPPED a_port_is_reached_in_either_address_family: no IPv6: {error}");
             }
         };
         let address = listener.local_addr().unwrap();

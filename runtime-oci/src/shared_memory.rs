@@ -59,7 +59,7 @@ mod tests {
         let shm = folder.path().join("shm");
         remove(&shm).unwrap();
         if let Err(error) = create(&shm) {
-            println!("SKIPPED a_pods_memory_is_mounted_once_and_removed: {error}");
+            eprintln!("SKIPPED a_pods_memory_is_mounted_once_and_removed: {error}");
             return;
         }
         fs::write(shm.join("segment"), "x").unwrap();

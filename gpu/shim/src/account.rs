@@ -218,7 +218,11 @@ pub(crate) fn allocate(
     else {
         return call();
     };
-    if !account.charge(device, bytes) && !(pool::trim_all(account) && account.charge(device, bytes)) {
+    let mut is_charged = account.charge(device, bytes);
+    if !is_charged && pool::trim_all(account) {
+        is_charged = account.charge(device, bytes);
+    }
+    if !is_charged {
         return OUT_OF_MEMORY;
     }
     let code = call();

@@ -424,12 +424,12 @@ mod tests {
         empty_dir(&path, false, None, None).unwrap();
         assert_eq!(mode(&path), 0o700);
         if !rustix::process::geteuid().is_root() {
-            println!("SKIPPED an_empty_dir_that_exists_stays_as_it_is, in memory: not root");
+            eprintln!("SKIPPED an_empty_dir_that_exists_stays_as_it_is, in memory: not root");
             return;
         }
         let path = folder.path().canonicalize().unwrap().join("memory");
         if let Err(error) = empty_dir(&path, true, Some(1 << 20), Some(4321)) {
-            println!("SKIPPED an_empty_dir_that_exists_stays_as_it_is, in memory: {error}");
+            eprintln!("SKIPPED an_empty_dir_that_exists_stays_as_it_is, in memory: {error}");
             return;
         }
         let group = std::os::unix::fs::MetadataExt::gid(&fs::metadata(&path).unwrap());

@@ -7,7 +7,7 @@ fn passes(test: &str, program: &str, arguments: &[&str], file: &str) {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdk/tests");
     let ended = Command::new(program).args(arguments).arg(tests.join(file)).output();
     match ended {
-        Err(error) => println!("SKIPPED {test}: {program}: {error}"),
+        Err(error) => eprintln!("SKIPPED {test}: {program}: {error}"),
         Ok(ended) => assert!(
             ended.status.success(),
             "{}\n{}",

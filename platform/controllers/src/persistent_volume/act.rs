@@ -5,6 +5,7 @@ use std::{
     fmt::Debug,
     io,
     sync::Arc,
+    time::Duration,
 };
 
 use kube::{
@@ -43,6 +44,8 @@ use super::{
 use crate::metadata::{is_gone, only, uid};
 
 const DEFAULT_CLASS_ANNOTATION: &str = "storageclass.kubernetes.io/is-default-class";
+/// The pause after a plan of which a step was refused.
+const PLAN_AGAIN: Duration = Duration::from_secs(1);
 /// The one value of the index of pods with claims.
 const WITH_CLAIMS: &str = "with-claims";
 
@@ -135,17 +138,22 @@ impl PersistentVolumeController {
         let steps = plan(&state);
         let known: HashSet<&str> = state.claims.iter().map(|claim| uid(&**claim)).collect();
         self.noticed.lock().retain(|claim, _| known.contains(claim.as_str()));
-        let (count, mut failures) = (steps.len(), Vec::new());
+        let (count, mut failures, mut is_outdated) = (steps.len(), Vec::new(), false);
         for step in steps {
             match self.act(step, &state, events).await {
                 Ok(()) => {}
-                // The plan is from an old version; the event of the new one starts another plan.
+                // The plan is from an old version; the event of the new one starts another plan, unless the refusal had
+                // another reason.
                 Err(VolumeError::Api(kube::Error::Api(status)))
-                    if status.is_conflict() || status.is_not_found() || status.is_already_exists() => {}
+                    if status.is_conflict() || status.is_not_found() || status.is_already_exists() =>
+                {
+                    is_outdated = true;
+                }
                 Err(error) => failures.push(error.to_string()),
             }
         }
         match failures.first() {
+            None if is_outdated => Ok(Outcome::RequeueAfter(PLAN_AGAIN)),
             None => Ok(Outcome::Done),
             Some(first) => {
                 Err(VolumeError::Steps { failed: failures.len(), steps: count, first: first.clone() })

@@ -133,7 +133,7 @@ async fn without_component(status: serde_json::Value) -> (World, Arc<AtomicBool>
 
 async fn refused(world: &World) {
     let request = Request::get("/").body(text("")).unwrap();
-    let refusal = world.handle.call("ns", "hello", request).await.err().expect("it is refused");
+    let refusal = world.handle.call("ns", "hello", request).await.expect_err("it is refused");
     assert_eq!(refusal.code, RefusalCode::ComponentMissing, "{refusal}");
 }
 

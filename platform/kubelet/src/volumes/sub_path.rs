@@ -202,7 +202,7 @@ mod tests {
     fn a_folder_that_is_replaced_after_its_opening_does_not_change_the_mount() {
         let test = "a_folder_that_is_replaced_after_its_opening_does_not_change_the_mount";
         if !rustix::process::geteuid().is_root() {
-            println!("SKIPPED {test}: not root");
+            eprintln!("SKIPPED {test}: not root");
             return;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -219,7 +219,7 @@ mod tests {
         symlink(&outside, volume.join("part")).unwrap();
         let at = part.mount(&pod, "main", 0).unwrap();
         if at == part.path {
-            println!("SKIPPED {test}: this process may not mount");
+            eprintln!("SKIPPED {test}: this process may not mount");
             return;
         }
         assert_eq!(fs::read_to_string(at.join("file")).unwrap(), "inside");
