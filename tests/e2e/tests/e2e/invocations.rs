@@ -298,13 +298,11 @@ async fn an_event_of_a_deleted_function_ends_at_its_destination() -> Result<()> 
     Ok(())
 }
 
-/// `MAYFLY_INVOCATIONS=10000` runs the number.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_acknowledged_invocation_is_lost_by_a_kill() -> Result<()> {
     guest_or_skip!("proxy");
     const CLIENTS: usize = 16;
-    let wanted: usize =
-        std::env::var("MAYFLY_INVOCATIONS").ok().and_then(|text| text.parse().ok()).unwrap_or(1_500);
+    const WANTED: usize = 10_000;
     let recorder = Recorder::start().await?;
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
@@ -339,7 +337,7 @@ async fn no_acknowledged_invocation_is_lost_by_a_kill() -> Result<()> {
             })
             .collect();
         until("enough is queued", || {
-            let enough = count.load(std::sync::atomic::Ordering::Relaxed) >= wanted / 3;
+            let enough = count.load(std::sync::atomic::Ordering::Relaxed) >= WANTED / 3;
             async move { Ok(enough.then_some(())) }
         })
         .await?;
@@ -349,7 +347,7 @@ async fn no_acknowledged_invocation_is_lost_by_a_kill() -> Result<()> {
         }
         drop(server);
     }
-    ensure!(acknowledged.len() >= wanted / 3 * 3, "{} were acknowledged", acknowledged.len());
+    ensure!(acknowledged.len() >= WANTED / 3 * 3, "{} were acknowledged", acknowledged.len());
 
     let up = Start::default().in_folder(&data).ready().await?;
     until("every acknowledged invocation reached the function", async || {
