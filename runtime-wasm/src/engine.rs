@@ -6,7 +6,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -34,8 +34,6 @@ pub(crate) const MEMORIES_PER_INSTANCE: usize = 4;
 const KEPT_DIVISOR: u64 = 16;
 /// The time after which a free slot returns its memory.
 const KEPT_FOR: Duration = Duration::from_secs(10);
-/// The time between two looks at the free slots.
-const KEPT_LOOK: Duration = Duration::from_secs(1);
 
 /// The form of the component model that an engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,8 +128,7 @@ impl Engines {
         if let Some(ticker) = self.ticker.get() {
             return Ok(ticker);
         }
-        let memories = self.pools()?.0.clone();
-        let ticker = Ticker::start(self.clock.clone(), memories)?;
+        let ticker = Ticker::start(self.clock.clone())?;
         Ok(self.ticker.get_or_init(|| ticker))
     }
 
@@ -145,6 +142,7 @@ impl Engines {
         let sizes = (reserved, usize::try_from(GUARD_BYTES)?);
         let kept = usize::try_from(self.kept_bytes_max)?;
         let memories = MemoryPool::new(count, sizes, self.config.wipe, kept)?;
+        memories.release_after(KEPT_FOR)?;
         let fitting = memories.count() / MEMORIES_PER_INSTANCE;
         if fitting < slots_max {
             // No slot is taken yet: instances need an engine, and engines need the pools.
@@ -196,25 +194,20 @@ pub(crate) fn settings(model: AsyncModel, linear_memory_bytes_max: u64) -> wasmt
 }
 
 /// Advances the engines' epochs from its own thread, so that guests are interrupted even when they hold every worker
-/// thread; and releases the memory of unused slots. Started with the first engine.
+/// thread. Started with the first engine.
 struct Ticker {
     engines: Arc<Mutex<Vec<EngineWeak>>>,
     stop: Arc<AtomicBool>,
 }
 
 impl Ticker {
-    fn start(clock: EpochClock, memories: MemoryPool) -> std::io::Result<Self> {
+    fn start(clock: EpochClock) -> std::io::Result<Self> {
         let engines: Arc<Mutex<Vec<EngineWeak>>> = Arc::default();
         let stop = Arc::new(AtomicBool::new(false));
         let (ticking, stopped) = (engines.clone(), stop.clone());
         std::thread::Builder::new().name("wasm-ticker".into()).spawn(move || {
-            let mut looked_at = Instant::now();
             while !stopped.load(Ordering::Relaxed) {
                 std::thread::sleep(clock.tick());
-                if looked_at.elapsed() >= KEPT_LOOK {
-                    looked_at = Instant::now();
-                    memories.release_unused(KEPT_FOR);
-                }
                 clock.advance();
                 for engine in ticking.lock().iter() {
                     if let Some(engine) = engine.upgrade() {

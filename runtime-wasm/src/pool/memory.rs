@@ -31,6 +31,8 @@ use crate::config::Wipe;
 const PAGE_BYTES: usize = 4096;
 /// The limit of touched bytes that are overwritten and kept (see [`super::kept`]; the rest returns to the kernel) when the kernel cannot report which pages were touched, so that all have to be overwritten.
 const KEPT_BLIND_BYTES_MAX: usize = 64 << 10;
+/// The time between two looks for unused slots.
+const RELEASE_LOOK: Duration = Duration::from_secs(1);
 /// The smallest usable number of slots when the address space is limited (`ulimit -v`).
 const SLOTS_MIN: usize = 16;
 
@@ -111,8 +113,21 @@ impl MemoryPool {
         self.0.count
     }
 
+    /// Starts a thread that returns the memory of free slots after this time without use. It is not the thread that
+    /// interrupts guests, which must not wait while the kernel takes pages back. It ends with the pool.
+    pub(crate) fn release_after(&self, unused_for: Duration) -> io::Result<()> {
+        let slots = Arc::downgrade(&self.0);
+        std::thread::Builder::new().name("wasm-memory".into()).spawn(move || {
+            while let Some(slots) = slots.upgrade() {
+                Self(slots).release_unused(unused_for);
+                std::thread::sleep(RELEASE_LOOK);
+            }
+        })?;
+        Ok(())
+    }
+
     /// Returns the memory of free slots that were not used for this time to the kernel, except the minimum of each.
-    pub(crate) fn release_unused(&self, unused_for: Duration) {
+    fn release_unused(&self, unused_for: Duration) {
         if self.0.kept.is_unused() {
             return;
         }
