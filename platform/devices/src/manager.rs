@@ -214,19 +214,19 @@ impl DeviceManager {
     /// Writes the checkpoint and notifies readers after a change of devices or allocations.
     fn changed(&self) {
         let _one = self.checkpoint.lock();
-        let (text, allocations) = {
-            let book = self.book.lock();
-            (checkpoint::encode(&book), book.allocations())
-        };
+        let text = checkpoint::encode(&self.book.lock());
         if let Err(error) = checkpoint::write(&self.config.folder, &text) {
             tracing::error!(%error, "cannot write the checkpoint of devices; after a restart they may be allocated twice");
         }
-        self.publish(allocations);
+        self.publish();
         self.changes.send_modify(|count| *count += 1);
     }
 
-    fn publish(&self, allocations: Vec<DeviceAllocation>) {
+    /// Publishes the allocations. They are read under the lock of the watch channel, so that a slower caller cannot
+    /// replace them by older ones: the GPU plugin removes the limits of pods that are not in the list.
+    fn publish(&self) {
         self.allocations.send_if_modified(|known| {
+            let allocations = self.book.lock().allocations();
             let is_news = **known != allocations;
             if is_news {
                 *known = Arc::new(allocations);
@@ -285,13 +285,9 @@ impl DeviceManager {
             Vec::new()
         };
         let ids = DeviceLedger::pick(&available, &must_include, asks, &preferred);
-        let allocations = {
-            let mut book = self.book.lock();
-            book.reserve(key.clone(), &ids);
-            book.allocations()
-        };
+        self.book.lock().reserve(key.clone(), &ids);
         reserved.add(key.clone());
-        self.publish(allocations);
+        self.publish();
         let devices_ids = ids.iter().cloned().collect();
         let request = AllocateRequest { container_requests: vec![ContainerAllocateRequest { devices_ids }] };
         let answer = call(&owner, request, |request| client.allocate(request)).await.map_err(failed)?;

@@ -451,6 +451,34 @@ async fn the_checkpoint_has_the_last_state() {
     }
 }
 
+/// A pod that is released while another one allocates does not publish an older list without the other's devices.
+#[tokio::test(flavor = "multi_thread")]
+async fn published_allocations_stay_until_their_release() {
+    let node = TestNode::with_cards(false).await;
+    let claims = |uid: &str| PodDeviceClaims { uid: PodUid(uid.into()), ..pod(2) };
+    for _ in 0..50 {
+        node.manager.prepare(&claims("a"), "c").await.unwrap();
+        let allocations = node.manager.allocations();
+        let done = CancellationToken::new();
+        let is_done = done.clone();
+        let observing = tokio::task::spawn_blocking(move || {
+            let has_b = || allocations.borrow().iter().any(|one| one.pod.0 == "b");
+            while !has_b() {}
+            while !is_done.is_cancelled() {
+                assert!(has_b(), "a list without the pod was published after its allocation");
+            }
+        });
+        let manager = node.manager.clone();
+        let releasing = tokio::task::spawn_blocking(move || manager.release(&PodUid("a".into())));
+        // The devices are free before the list without them is published.
+        while node.manager.prepare(&claims("b"), "c").await.is_err() {}
+        releasing.await.unwrap();
+        done.cancel();
+        observing.await.unwrap();
+        node.manager.release(&PodUid("b".into()));
+    }
+}
+
 #[tokio::test]
 async fn a_container_that_does_not_start_delays_no_other_pod() {
     let node = TestNode::with_cards(true).await;
