@@ -9,7 +9,7 @@ mod typed;
 
 use jiff::Timestamp;
 use mayfly_api::wellknown::ANNOTATION_LAST_APPLIED;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 use set::FieldSet;
 use typed::Shape;
 
@@ -76,22 +76,23 @@ impl Entry {
         })
     }
 
-    fn encode(&self) -> Value {
+    fn encode(self) -> Value {
         let operation = if self.operation == Operation::Apply { "Apply" } else { "Update" };
-        let mut value = json!({
-            "manager": self.manager,
-            "operation": operation,
-            "apiVersion": self.api_version,
-            "fieldsType": "FieldsV1",
-            "fieldsV1": self.fields.to_json(),
-        });
-        if let Some(time) = &self.time {
-            value["time"] = time.as_str().into();
+        let fields = [
+            ("manager", self.manager.into()),
+            ("operation", operation.into()),
+            ("apiVersion", self.api_version.into()),
+            ("fieldsType", "FieldsV1".into()),
+            ("fieldsV1", self.fields.into_json()),
+        ];
+        let mut value: Map<_, _> = fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        if let Some(time) = self.time {
+            value.insert("time".into(), time.into());
         }
         if !self.subresource.is_empty() {
-            value["subresource"] = self.subresource.as_str().into();
+            value.insert("subresource".into(), self.subresource.into());
         }
-        value
+        Value::Object(value)
     }
 
     /// Whether two entries are of the same manager. As upstream, one that applies is the same in every version of the
@@ -120,15 +121,18 @@ impl Entry {
 
 /// The entries of an object; `None` when it is not tracked.
 fn entries_of(object: &Object) -> Option<Vec<Entry>> {
-    let list = object.meta()?.get(MANAGED_FIELDS)?.as_array()?;
-    let entries: Vec<_> = list.iter().filter_map(Entry::decode).collect();
+    decode_entries(object.meta()?.get(MANAGED_FIELDS)?)
+}
+
+fn decode_entries(managed_fields: &Value) -> Option<Vec<Entry>> {
+    let entries: Vec<_> = managed_fields.as_array()?.iter().filter_map(Entry::decode).collect();
     (!entries.is_empty()).then_some(entries)
 }
 
 /// `managedFields: [{}]`, or an empty list: the client requests that the object is no longer tracked.
-fn is_reset(object: &Object) -> bool {
-    let list = object.meta().and_then(|meta| meta.get(MANAGED_FIELDS)).and_then(Value::as_array);
-    list.is_some_and(|list| list.iter().all(|entry| entry.as_object().is_some_and(serde_json::Map::is_empty)))
+fn is_reset(managed_fields: &Value) -> bool {
+    let list = managed_fields.as_array();
+    list.is_some_and(|list| list.iter().all(|entry| entry.as_object().is_some_and(Map::is_empty)))
 }
 
 fn store(object: &mut Object, mut entries: Vec<Entry>) {
@@ -138,7 +142,7 @@ fn store(object: &mut Object, mut entries: Vec<Entry>) {
     if entries.is_empty() {
         meta.remove(MANAGED_FIELDS);
     } else {
-        meta.insert(MANAGED_FIELDS.into(), entries.iter().map(Entry::encode).collect());
+        meta.insert(MANAGED_FIELDS.into(), entries.into_iter().map(Entry::encode).collect());
     }
 }
 
@@ -186,29 +190,32 @@ fn ownable(kind: &Kind, part: Part, set: FieldSet) -> FieldSet {
 }
 
 /// Updates `managedFields` in a write other than apply. `old` is `None` for a create, and `new` the object as it was
-/// sent: fields that admission and the kind's own rules add later have no owner, as upstream.
+/// sent, which gets its kind's defaults: fields that admission and the kind's own rules add later have no owner, as
+/// upstream.
 pub(crate) fn track(request: &WriteRequest, part: Part, new: &mut Object, old: Option<&Object>) {
-    let mut sent = new.without_managed_fields();
-    request.kind.fill_defaults(&mut sent);
-    let entries = entries_after(request, part, new, sent, old);
+    request.kind.fill_defaults(new);
+    let sent = new.meta_mut().get_mut(MANAGED_FIELDS).map(Value::take).unwrap_or_default();
+    let entries = entries_after(request, part, new, &sent, old);
     store(new, entries.unwrap_or_default());
 }
 
-/// The entries after a write; `None`: the object is not tracked. `sent`: the object with its defaults, without entries.
+/// The entries after a write; `None`: the object is not tracked. `sent`: the `managedFields` of the request.
 fn entries_after(
     request: &WriteRequest,
     part: Part,
     new: &Object,
-    sent: Object,
+    sent: &Value,
     old: Option<&Object>,
 ) -> Option<Vec<Entry>> {
-    let reset = is_reset(new);
-    let given = entries_of(new).filter(|_| part == Part::Main);
+    let reset = is_reset(sent);
+    let given = decode_entries(sent).filter(|_| part == Part::Main);
     let entries = given.or_else(|| old.and_then(entries_of).filter(|_| !reset));
     let is_first = old.is_none() && request.manager.tracked && !reset;
     let entries = entries.or_else(|| is_first.then(Vec::new))?;
-    let before = old.map(Object::without_managed_fields).unwrap_or_default();
-    let change = Change::between(request.kind, part, before, sent);
+    let change = match old {
+        Some(old) => Change::between(request.kind, part, old, new),
+        None => Change::between(request.kind, part, &Object::default(), new),
+    };
     Some(update(entries, &change, entry(request, part, Operation::Update)))
 }
 
@@ -220,27 +227,54 @@ struct Change {
 }
 
 impl Change {
-    fn between(kind: &Kind, part: Part, old: Object, new: Object) -> Self {
+    fn between(kind: &Kind, part: Part, old: &Object, new: &Object) -> Self {
         // Upstream compares the serialised Go types; the old side of a new object is the zero value.
-        let written = |mut object: Object| {
-            canonicalise_sent(kind, &mut object.0);
-            Value::Object(object.0)
+        let written = |object: &Object, other: &Object| {
+            let mut differing = differing_members(object, other);
+            canonicalise_sent(kind, &mut differing);
+            Value::Object(differing)
         };
-        let found = typed::compare(shape(kind), &written(old), &written(new));
-        let set = found.added.union(&found.modified);
+        let found = typed::compare(shape(kind), &written(old, new), &written(new, old));
+        let mut set = found.added;
+        set.extend(&found.modified);
         Self { set: ownable(kind, part, set), removed: ownable(kind, part, found.removed) }
     }
+}
+
+/// The members of an object that differ from those of the other, without metadata that has no owners. Most of an object
+/// stays the same in a write and need not be copied.
+fn differing_members(object: &Object, other: &Object) -> Map<String, Value> {
+    let none = Map::new();
+    let others = other.meta().unwrap_or(&none);
+    let is_owned = |name: &str| OWN_METADATA.iter().all(|own| own.strip_prefix("f:") != Some(name));
+    let members = object.0.iter().filter_map(|(name, value)| {
+        let value = match value {
+            Value::Object(meta) if name == "metadata" => {
+                let differing =
+                    meta.iter().filter(|(name, value)| is_owned(name) && others.get(*name) != Some(value));
+                differing.map(|(name, value)| (name.clone(), value.clone())).collect()
+            }
+            value if other.0.get(name) == Some(value) => return None,
+            value => value.clone(),
+        };
+        Some((name.clone(), value))
+    });
+    members.collect()
 }
 
 /// The entries after an update by one manager: it owns the fields that it set, and removed fields have no owner.
 fn update(mut entries: Vec<Entry>, change: &Change, by: Entry) -> Vec<Entry> {
     for entry in entries.iter_mut().filter(|entry| !entry.is(&by)) {
-        entry.fields = entry.fields.minus(&change.set).minus(&change.removed);
+        entry.fields.subtract(&change.set);
+        entry.fields.subtract(&change.removed);
     }
     match entries.iter_mut().find(|entry| entry.is(&by)) {
         Some(own) => {
-            let fields = own.fields.union(&change.set).minus(&change.removed);
-            if fields != own.fields || !change.set.is_empty() {
+            let is_changed = !change.set.is_empty() || !own.fields.intersection(&change.removed).is_empty();
+            if is_changed {
+                let mut fields = std::mem::take(&mut own.fields);
+                fields.extend(&change.set);
+                fields.subtract(&change.removed);
                 *own = Entry { fields, ..by };
             }
         }
@@ -262,7 +296,7 @@ fn cap(mut entries: Vec<Entry>) -> Vec<Entry> {
     ancient.manager = ANCIENT_CHANGES.into();
     for _ in 0..updating - UPDATE_MANAGERS_MAX {
         let next = entries.remove(first);
-        ancient.fields = ancient.fields.union(&next.fields);
+        ancient.fields.extend(&next.fields);
         ancient.time = next.time;
     }
     entries.insert(first, ancient);
@@ -278,23 +312,25 @@ pub(crate) fn apply(
     force: bool,
 ) -> Result<Object, ApiError> {
     let (kind, shape) = (request.kind, shape(request.kind));
-    let applied = applied.without_managed_fields();
-    let config = Value::Object(applied.0.clone()).to_string();
+    let applied = Value::Object(applied.without_managed_fields().0);
+    let config = applied.to_string();
     let base = live.map(Object::without_managed_fields).unwrap_or_default();
     let mut entries = live.and_then(entries_of).unwrap_or_default();
     if entries.is_empty() && live.is_some() {
-        let change = Change::between(kind, Part::Whole, Object::default(), base.clone());
+        let change = Change::between(kind, Part::Whole, &Object::default(), &base);
         let first = entry(request, Part::Main, Operation::Update);
         entries.push(Entry { manager: BEFORE_FIRST_APPLY.into(), fields: change.set, ..first });
     }
 
     let by = entry(request, part, Operation::Apply);
     let last = entries.iter().position(|entry| entry.is(&by)).map(|at| entries.remove(at));
-    let wanted = ownable(kind, part, typed::fields_of(shape, &Value::Object(applied.0.clone())));
-    let mut value = typed::merged(shape, &Value::Object(base.0.clone()), &Value::Object(applied.0));
+    let wanted = ownable(kind, part, typed::fields_of(shape, &applied));
+    let mut value = typed::merged(shape, &Value::Object(base.0.clone()), &applied);
     if let Some(last) = &last {
-        let kept = entries.iter().fold(wanted.clone(), |all, entry| all.union(&entry.fields));
-        let gone = last.fields.with_parents().minus(&kept.with_parents());
+        let mut kept = wanted.clone();
+        entries.iter().for_each(|entry| kept.extend(&entry.fields));
+        let mut gone = last.fields.with_parents();
+        gone.subtract(&kept.with_parents());
         typed::remove(shape, &mut value, &gone);
     }
     let Value::Object(map) = value else {
@@ -302,11 +338,11 @@ pub(crate) fn apply(
     };
     let mut object = Object(map);
 
-    let change = Change::between(kind, part, base, object.clone());
+    let mut change = Change::between(kind, part, &base, &object);
     let allowed = live.map(|live| last_applied(request, live)).unwrap_or_default();
     // A field that is applied with its zero value is omitted by Go's serialisation, but counts as changed.
     let zeroed = change.removed.intersection(&wanted);
-    let change = Change { set: change.set.union(&zeroed), ..change };
+    change.set.extend(&zeroed);
     let conflicts = take_over(&mut entries, &change, &allowed);
     if !force && !conflicts.is_empty() {
         return Err(ApiError::apply_conflict(conflicts));
@@ -326,10 +362,11 @@ pub(crate) fn apply(
 fn take_over(entries: &mut [Entry], change: &Change, allowed: &FieldSet) -> Vec<(String, String)> {
     let mut conflicts = Vec::new();
     for entry in entries {
-        let contested = entry.fields.intersection(&change.set);
-        let refused = contested.minus(allowed).paths();
-        conflicts.extend(refused.into_iter().map(|path| (entry.conflict_name(), path)));
-        entry.fields = entry.fields.minus(&contested).minus(&change.removed);
+        let mut refused = entry.fields.intersection(&change.set);
+        refused.subtract(allowed);
+        conflicts.extend(refused.paths().into_iter().map(|path| (entry.conflict_name(), path)));
+        entry.fields.subtract(&change.set);
+        entry.fields.subtract(&change.removed);
     }
     conflicts
 }

@@ -65,41 +65,42 @@ impl FieldSet {
         self
     }
 
-    pub(crate) fn union(&self, other: &Self) -> Self {
-        let mut union = self.clone();
+    /// Adds the members of the other set.
+    pub(crate) fn extend(&mut self, other: &Self) {
         for (step, node) in &other.0 {
-            let own = union.0.entry(step.clone()).or_default();
-            own.member |= node.member;
-            own.children = own.children.union(&node.children);
-        }
-        union
-    }
-
-    /// Members of this set that are not members of the other.
-    pub(crate) fn minus(&self, other: &Self) -> Self {
-        self.combine(other, |own, other| own && !other, true)
-    }
-
-    pub(crate) fn intersection(&self, other: &Self) -> Self {
-        self.combine(other, |own, other| own && other, false)
-    }
-
-    fn combine(&self, other: &Self, member: fn(bool, bool) -> bool, keep_unmatched: bool) -> Self {
-        let mut result = BTreeMap::new();
-        for (step, own) in &self.0 {
-            let node = match other.0.get(step) {
-                Some(other) => Node {
-                    member: member(own.member, other.member),
-                    children: own.children.combine(&other.children, member, keep_unmatched),
-                },
-                None if keep_unmatched => own.clone(),
-                None => continue,
-            };
-            if node.member || !node.children.is_empty() {
-                result.insert(step.clone(), node);
+            match self.0.get_mut(step) {
+                Some(own) => {
+                    own.member |= node.member;
+                    own.children.extend(&node.children);
+                }
+                None => _ = self.0.insert(step.clone(), node.clone()),
             }
         }
-        Self(result)
+    }
+
+    /// Removes the members of the other set.
+    pub(crate) fn subtract(&mut self, other: &Self) {
+        for (step, node) in &other.0 {
+            let Some(own) = self.0.get_mut(step) else { continue };
+            own.member &= !node.member;
+            own.children.subtract(&node.children);
+            if !own.member && own.children.is_empty() {
+                self.0.remove(step);
+            }
+        }
+    }
+
+    /// The members of both sets.
+    pub(crate) fn intersection(&self, other: &Self) -> Self {
+        let both = self.0.iter().filter_map(|(step, own)| {
+            let other = other.0.get(step)?;
+            let node = Node {
+                member: own.member && other.member,
+                children: own.children.intersection(&other.children),
+            };
+            (node.member || !node.children.is_empty()).then(|| (step.clone(), node))
+        });
+        Self(both.collect())
     }
 
     /// The set with every field on the path to a member added as a member, so that a part without any owner is
@@ -129,32 +130,29 @@ impl FieldSet {
         }
     }
 
-    pub(crate) fn to_json(&self) -> Value {
-        let map: Map<String, Value> = self
-            .0
-            .iter()
-            .map(|(step, node)| {
-                let mut below = match node.children.to_json() {
-                    Value::Object(map) => map,
-                    _ => Map::new(),
-                };
-                if node.member && !below.is_empty() {
-                    below.insert(".".into(), Value::Object(Map::new()));
-                }
-                (step.clone(), Value::Object(below))
-            })
-            .collect();
-        Value::Object(map)
+    pub(crate) fn into_json(self) -> Value {
+        let steps = self.0.into_iter().map(|(step, node)| {
+            let is_branch = !node.children.is_empty();
+            let mut below = node.children.into_json();
+            if node.member && is_branch {
+                below["."] = Value::Object(Map::new());
+            }
+            (step, below)
+        });
+        Value::Object(steps.collect())
     }
 
     /// Reads `fieldsV1`; entries that are not field sets are left out.
     pub(crate) fn from_json(value: &Value) -> Self {
-        let entries = value.as_object().into_iter().flatten().filter(|(step, _)| *step != ".");
+        value.as_object().map(Self::from_map).unwrap_or_default()
+    }
+
+    fn from_map(map: &Map<String, Value>) -> Self {
+        let entries = map.iter().filter(|(step, _)| *step != ".");
         let nodes = entries.filter_map(|(step, below)| {
             let below = below.as_object()?;
-            let children = Self::from_json(&Value::Object(below.clone()));
             let member = below.is_empty() || below.contains_key(".");
-            Some((canonical(step)?, Node { member, children }))
+            Some((canonical(step)?, Node { member, children: Self::from_map(below) }))
         });
         Self(nodes.collect())
     }
@@ -214,7 +212,7 @@ mod tests {
             "f:spec": {"f:containers": {"k:{\"name\":\"c\"}": {".": {}, "f:image": {}}}}
         });
         let set = FieldSet::from_json(&json);
-        assert_eq!(set.to_json(), json);
+        assert_eq!(set.clone().into_json(), json);
         assert_eq!(
             set.paths(),
             [
@@ -227,9 +225,16 @@ mod tests {
         );
         let other = FieldSet::from_json(&json!({"f:metadata": {"f:labels": {"f:a": {}, "f:b": {}}}}));
         assert_eq!(set.intersection(&other).paths(), [".metadata.labels.a"]);
-        assert_eq!(other.minus(&set).paths(), [".metadata.labels.b"]);
-        assert_eq!(set.minus(&set), FieldSet::default());
-        assert_eq!(set.union(&other).minus(&set).paths(), [".metadata.labels.b"]);
+        let minus = |set: &FieldSet, other: &FieldSet| {
+            let mut rest = set.clone();
+            rest.subtract(other);
+            rest
+        };
+        assert_eq!(minus(&other, &set).paths(), [".metadata.labels.b"]);
+        assert_eq!(minus(&set, &set), FieldSet::default());
+        let mut union = set.clone();
+        union.extend(&other);
+        assert_eq!(minus(&union, &set).paths(), [".metadata.labels.b"]);
         assert_eq!(
             other.with_parents().paths(),
             [".metadata", ".metadata.labels", ".metadata.labels.a", ".metadata.labels.b"]

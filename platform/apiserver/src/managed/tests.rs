@@ -70,7 +70,8 @@ impl Script {
 
 /// Tracks a write of an object whose defaults are filled in.
 fn write(request: &WriteRequest, new: &mut Object, old: Option<&Object>) {
-    let entries = entries_after(request, Part::Main, new, new.without_managed_fields(), old);
+    let sent = new.meta_mut().get(MANAGED_FIELDS).cloned().unwrap_or_default();
+    let entries = entries_after(request, Part::Main, new, &sent, old);
     store(new, entries.unwrap_or_default());
 }
 
