@@ -6,8 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-
-use crate::{command, tools};
+use mayfly_xtask_harness::{command, tools};
 
 /// Matching versions: boto3 and awscli require the same botocore, and later versions of kubernetes a later
 /// python-dateutil than botocore accepts.

@@ -9,18 +9,17 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Value, json};
-
-use crate::{
+use mayfly_xtask_harness::{
     cleanup::Cleanup,
     command::{self, cargo},
     guests,
     http::Connection,
-    server::{ServerProcess, is_ready, wait_for},
+    server::{ServerProcess, function_manifest, is_ready, wait_for},
     table::{Table, ms, percentile},
     tools,
     workspace::Workspace,
 };
+use serde_json::{Value, json};
 
 pub(crate) const HELP: &str = "\
 Builds the binary and the examples, starts `mayfly up` in a temporary directory on free ports, deploys
@@ -166,7 +165,7 @@ impl Demo<'_> {
         self.title(&format!("First calls of {COLD_FUNCTIONS} functions, then {WARM_CALLS} calls of one"));
         let component = self.component("hello")?;
         let names: Vec<String> = (0..COLD_FUNCTIONS).map(|at| format!("cold-{at}")).collect();
-        let manifests = names.iter().map(|name| manifest(name, &component, json!({})));
+        let manifests = names.iter().map(|name| function_manifest(name, &component, json!({})));
         self.server.apply(&manifests.collect::<Vec<_>>().join("---\n"))?;
         self.server.wait_until_functions_ready(COLD_FUNCTIONS + 1, SETTLE)?;
         let mut connection = self.connect()?;
@@ -206,7 +205,7 @@ impl Demo<'_> {
                 {"latest": true, "percent": SPLIT_PERCENT},
             ],
         });
-        self.server.apply(&manifest("greet", &component, newer))?;
+        self.server.apply(&function_manifest("greet", &component, newer))?;
         wait_for("the second revision of greet", SETTLE, || {
             let function = self.server.get("function", "greet")?;
             let latest = &function["status"]["latestReadyRevision"];
@@ -300,22 +299,6 @@ impl Demo<'_> {
         self.say(&command::output(&mut kubectl)?);
         Ok(())
     }
-}
-
-/// A Function of a component; `extra` is merged into its spec.
-pub(crate) fn manifest(name: &str, component: &str, extra: Value) -> String {
-    let mut spec = json!({"source": {"component": component}});
-    if let (Some(spec), Value::Object(extra)) = (spec.as_object_mut(), extra) {
-        spec.extend(extra);
-    }
-    let object = json!({
-        "apiVersion": "mayfly.dev/v1",
-        "kind": "Function",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": spec,
-    });
-    // JSON is YAML.
-    format!("{object}\n")
 }
 
 fn ready_replicas(function: &Value) -> i64 {

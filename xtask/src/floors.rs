@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use mayfly_xtask_harness::workspace::{self, Workspace};
 use serde_json::Value;
-
-use crate::workspace::{self, Workspace};
 
 pub(crate) const HELP: &str = "\
 Reads `cargo metadata` and the first lines of every crate, and checks:
@@ -68,7 +67,9 @@ const FLOORS: &[(&str, u8)] = &[
     ("tests/csi-driver", 3),
     ("tests/e2e", 6),
     ("tests/sim", 6),
-    ("xtask", 6),
+    ("xtask/harness", 5),
+    ("bench", 6),
+    ("xtask", 7),
 ];
 
 /// Packages (with all that start with their name and a dash) and the crates that may depend on them.

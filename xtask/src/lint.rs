@@ -6,12 +6,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-
-use crate::{
+use mayfly_xtask_harness::{
     command::{self, cargo},
-    floors, tools,
+    tools,
     workspace::{self, Workspace},
 };
+
+use crate::floors;
 
 mod names;
 mod unused;

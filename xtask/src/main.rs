@@ -1,32 +1,26 @@
 //! The entry point for all development tasks: `cargo xtask …`.
 //!
-//! What belongs here: checking the code, building guests, running all tests, the demo, the benchmarks, and installing
-//! their requirements. Each task reports what it does, what it could not do, and the consequences.
+//! What belongs here: checking the code, running all tests and the demo, and the list of the tasks. Each task reports
+//! what it does, what it could not do, and the consequences.
 //!
-//! What does not belong here: anything the product does itself; the demo and the benchmarks run the real binary from
-//! outside. No heavy dependencies: this must start quickly on a clean clone.
+//! What does not belong here: the benchmarks, which are in `bench`; what they share with the demo, such as the building
+//! of guests and the installation of tools, which is in `xtask/harness`; anything the product does itself. No heavy
+//! dependencies: this must start quickly on a clean clone.
 //! Start reading at [`TASKS`], then the module of the task.
 #![expect(clippy::print_stdout, reason = "the output of a task is its result")]
 
-mod bench;
-mod cleanup;
 mod clients;
-mod command;
 mod demo;
 mod floors;
 mod guests;
-mod http;
-mod image;
 mod lint;
-mod server;
 mod suite;
-mod table;
-mod tools;
-mod workspace;
 
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use mayfly_bench as bench;
+use mayfly_xtask_harness::tools;
 
 struct Task {
     name: &'static str,

@@ -12,14 +12,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-
-use self::count::{CargoTestOutput, Count};
-use crate::{
-    clients,
+use mayfly_xtask_harness::{
     command::{self, cargo},
     guests, tools,
     workspace::Workspace,
 };
+
+use self::count::{CargoTestOutput, Count};
+use crate::clients;
 
 pub(crate) const HELP: &str = "\
 Builds the guests and the binary, then runs the tests of every crate, the end-to-end tests, the

@@ -15,10 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
-
-use super::{Demo, SETTLE};
-use crate::{
+use mayfly_xtask_harness::{
     cleanup::Cleanup,
     command,
     http::Connection,
@@ -26,6 +23,9 @@ use crate::{
     server::{ServerProcess, wait_for},
     tools,
 };
+use serde_json::{Value, json};
+
+use super::{Demo, SETTLE};
 
 const PROGRAMS: [&str; 8] = ["kubectl", "containerd", "runc", "nft", "ip", "skopeo", "openssl", "curl"];
 /// The image's name in pods, which does not depend on the registry's port.
