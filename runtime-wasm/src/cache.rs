@@ -29,7 +29,7 @@ use wasmtime::component::{Component, InstancePre};
 use wasmtime_wasi_http::{p2, p3};
 
 use crate::{
-    ComponentReport, World,
+    ComponentReport, ComponentWorld,
     compile::{CompileError, CompileProgress, ComponentCompiler, Ticket},
     engine::{AsyncModel, Engines, Host, MEMORIES_PER_INSTANCE},
     failure,
@@ -262,7 +262,7 @@ impl ComponentCache {
         self: &Arc<Self>,
         digest: Digest,
         namespace: &str,
-    ) -> Result<World, CallError> {
+    ) -> Result<ComponentWorld, CallError> {
         let entry = self.get(digest, namespace).await?;
         let loaded = entry.loaded.get().ok_or_else(|| CallError::Internal("loaded, and not there".into()))?;
         Ok(loaded.pre.world())
@@ -404,10 +404,10 @@ fn overloaded() -> CallError {
     CallError::Overloaded { retry_after: failure::RETRY_AFTER }
 }
 
-fn model(world: World) -> AsyncModel {
+fn model(world: ComponentWorld) -> AsyncModel {
     match world {
-        World::HttpWasi0_2 | World::CommandWasi0_2 => AsyncModel::Sync,
-        World::HttpWasi0_3 | World::CommandWasi0_3 => AsyncModel::Async,
+        ComponentWorld::HttpWasi0_2 | ComponentWorld::CommandWasi0_2 => AsyncModel::Sync,
+        ComponentWorld::HttpWasi0_3 | ComponentWorld::CommandWasi0_3 => AsyncModel::Async,
     }
 }
 
@@ -454,21 +454,25 @@ fn engine_error(error: &wasmtime::Error) -> FileError {
 }
 
 impl Pre {
-    fn world(&self) -> World {
+    fn world(&self) -> ComponentWorld {
         match self {
-            Self::HttpWasi0_2(_) => World::HttpWasi0_2,
-            Self::HttpWasi0_3(_) => World::HttpWasi0_3,
-            Self::CommandWasi0_2(_) => World::CommandWasi0_2,
-            Self::CommandWasi0_3(_) => World::CommandWasi0_3,
+            Self::HttpWasi0_2(_) => ComponentWorld::HttpWasi0_2,
+            Self::HttpWasi0_3(_) => ComponentWorld::HttpWasi0_3,
+            Self::CommandWasi0_2(_) => ComponentWorld::CommandWasi0_2,
+            Self::CommandWasi0_3(_) => ComponentWorld::CommandWasi0_3,
         }
     }
 
-    fn new(world: World, pre: InstancePre<StoreData>) -> wasmtime::Result<Self> {
+    fn new(world: ComponentWorld, pre: InstancePre<StoreData>) -> wasmtime::Result<Self> {
         Ok(match world {
-            World::HttpWasi0_2 => Self::HttpWasi0_2(p2::bindings::ProxyPre::new(pre)?),
-            World::HttpWasi0_3 => Self::HttpWasi0_3(p3::bindings::ServicePre::new(pre)?),
-            World::CommandWasi0_2 => Self::CommandWasi0_2(wasmtime_wasi::p2::bindings::CommandPre::new(pre)?),
-            World::CommandWasi0_3 => Self::CommandWasi0_3(wasmtime_wasi::p3::bindings::CommandPre::new(pre)?),
+            ComponentWorld::HttpWasi0_2 => Self::HttpWasi0_2(p2::bindings::ProxyPre::new(pre)?),
+            ComponentWorld::HttpWasi0_3 => Self::HttpWasi0_3(p3::bindings::ServicePre::new(pre)?),
+            ComponentWorld::CommandWasi0_2 => {
+                Self::CommandWasi0_2(wasmtime_wasi::p2::bindings::CommandPre::new(pre)?)
+            }
+            ComponentWorld::CommandWasi0_3 => {
+                Self::CommandWasi0_3(wasmtime_wasi::p3::bindings::CommandPre::new(pre)?)
+            }
         })
     }
 }

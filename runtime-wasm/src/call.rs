@@ -42,7 +42,7 @@ pub(crate) type Running = Pin<Box<dyn Future<Output = Result<(), CallError>> + S
 
 /// The receiver of the guest's answer.
 #[derive(Clone, Default)]
-pub(crate) struct Reply(Arc<Mutex<ReplyState>>);
+pub(crate) struct GuestReply(Arc<Mutex<ReplyState>>);
 
 #[derive(Default)]
 struct ReplyState {
@@ -58,7 +58,7 @@ struct ReplyState {
     waiting: Option<Waker>,
 }
 
-impl Reply {
+impl GuestReply {
     /// Stores the answer; `Err` is the guest's own error code.
     pub(crate) fn put(&self, answer: Result<Response<WasiBody>, String>) {
         self.0.lock().answer = Some(answer);
@@ -154,7 +154,7 @@ pub(crate) struct CallLimits {
 /// Runs a guest until its response can be returned.
 pub(crate) async fn answer(
     guest: Running,
-    reply: Reply,
+    reply: GuestReply,
     limits: CallLimits,
     program: &GuestProgram,
     recording: &Recording,
@@ -169,7 +169,7 @@ struct Exchange<'a> {
     /// `None` when the guest has ended.
     guest: Option<Scheduled>,
     program: &'a GuestProgram,
-    reply: Reply,
+    reply: GuestReply,
     limits: CallLimits,
     late: Option<Pin<Box<Sleep>>>,
     head: Option<Head>,
@@ -312,7 +312,7 @@ impl Head {
     }
 
     /// Handles a guest that failed after its response began: what it wrote until then is the response.
-    fn fail(&mut self, error: CallError, reply: &Reply, cx: &mut Context<'_>) {
+    fn fail(&mut self, error: CallError, reply: &GuestReply, cx: &mut Context<'_>) {
         match reply.0.lock().salvaged_body.take() {
             Some(salvaged_body) => self.gathered = salvaged_body,
             None if self.gathered.ended => {}
@@ -326,7 +326,7 @@ impl Head {
     }
 }
 
-impl Reply {
+impl GuestReply {
     /// Reads the output of a failed guest while its instance still exists: afterwards, a finished body cannot be told
     /// from an abandoned one.
     pub(crate) fn drain_body(&self) {

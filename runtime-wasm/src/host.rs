@@ -19,7 +19,7 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 use crate::{
-    Config, World,
+    ComponentWorld, Config,
     cache::ComponentCache,
     capability::{
         egress::Egress,
@@ -116,7 +116,7 @@ impl WasmHost {
     }
 
     /// Compiles a component ahead of its first call, for a namespace, and returns its world.
-    pub async fn precompile(&self, digest: &Digest, namespace: &str) -> Result<World, CallError> {
+    pub async fn precompile(&self, digest: &Digest, namespace: &str) -> Result<ComponentWorld, CallError> {
         self.shared.cache.precompile(*digest, namespace).await
     }
 

@@ -34,5 +34,5 @@ mod slots;
 pub use compile::{CompileProgress, run_worker as compile_worker};
 pub use config::{CompileIn, Config};
 pub use host::{HostCreateError, WasmHost};
-pub use mayfly_runtime::component::{ComponentRefused, ComponentReport, World, inspect};
+pub use mayfly_runtime::component::{ComponentRefused, ComponentReport, ComponentWorld, inspect};
 pub use program_pages::release_program_pages;

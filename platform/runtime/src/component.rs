@@ -15,7 +15,7 @@ pub const TABLE_ELEMENTS_MAX: usize = 200_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ComponentReport {
     /// In the order of preference: the host calls the first.
-    pub worlds: Vec<World>,
+    pub worlds: Vec<ComponentWorld>,
     /// Every import by name, such as `wasi:io/streams@0.2.6`.
     pub imports: Vec<String>,
     pub exports: Vec<String>,
@@ -23,7 +23,7 @@ pub struct ComponentReport {
 
 /// The world that a component implements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum World {
+pub enum ComponentWorld {
     /// Answers requests: `wasi:http/handler@0.3`.
     HttpWasi0_3,
     /// Answers requests: `wasi:http/incoming-handler@0.2`.
@@ -34,7 +34,7 @@ pub enum World {
     CommandWasi0_2,
 }
 
-impl World {
+impl ComponentWorld {
     const ALL: [Self; 4] = [Self::HttpWasi0_3, Self::HttpWasi0_2, Self::CommandWasi0_3, Self::CommandWasi0_2];
 
     /// The interface and its version line, such as `0.2`.
@@ -52,7 +52,7 @@ impl World {
     }
 }
 
-impl fmt::Display for World {
+impl fmt::Display for ComponentWorld {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, version) = self.interface();
         write!(f, "{name}@{version}")
@@ -61,7 +61,7 @@ impl fmt::Display for World {
 
 impl ComponentReport {
     /// The HTTP world that the component exports, if any.
-    pub fn http(&self) -> Option<World> {
+    pub fn http(&self) -> Option<ComponentWorld> {
         self.worlds.iter().copied().find(|world| world.answers_requests())
     }
 }
@@ -111,7 +111,8 @@ pub fn inspect(content: &[u8]) -> Result<ComponentReport, ComponentRefused> {
     if !unknown.is_empty() {
         return Err(ComponentRefused::UnknownImports(unknown));
     }
-    let worlds: Vec<World> = World::ALL.into_iter().filter(|world| has(*world, &exports)).collect();
+    let worlds: Vec<ComponentWorld> =
+        ComponentWorld::ALL.into_iter().filter(|world| has(*world, &exports)).collect();
     if worlds.is_empty() {
         return Err(ComponentRefused::WrongWorld(exports));
     }
@@ -153,7 +154,7 @@ fn features() -> WasmFeatures {
     WasmFeatures::default() | WasmFeatures::CM_ASYNC
 }
 
-fn has(world: World, exports: &[String]) -> bool {
+fn has(world: ComponentWorld, exports: &[String]) -> bool {
     let (interface, version) = world.interface();
     exports.iter().any(|export| {
         let found = export.split_once('@');

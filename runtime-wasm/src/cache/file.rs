@@ -17,7 +17,7 @@ use std::{
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::World;
+use crate::ComponentWorld;
 
 /// Must be incremented when the file format or the compilation changes.
 pub(super) const VERSION: u32 = 2;
@@ -29,7 +29,7 @@ const REMEMBERED_MAX: usize = 100_000;
 /// A verified file: complete, and written by this host.
 pub(super) struct Checked {
     pub(super) path: PathBuf,
-    pub(super) world: World,
+    pub(super) world: ComponentWorld,
     pub(super) bytes: u64,
 }
 
@@ -43,7 +43,7 @@ struct Identity {
 }
 
 /// Appends the trailer.
-pub(super) fn append_trailer(mut machine_code: Vec<u8>, world: World) -> Vec<u8> {
+pub(super) fn append_trailer(mut machine_code: Vec<u8>, world: ComponentWorld) -> Vec<u8> {
     let length = machine_code.len() as u64;
     let checksum = crc32fast::hash(&machine_code);
     machine_code.extend_from_slice(MAGIC);
@@ -61,7 +61,7 @@ pub(super) struct Opened {
 }
 
 /// Files that this process has verified.
-static VERIFIED: LazyLock<Mutex<HashMap<Identity, World>>> = LazyLock::new(Mutex::default);
+static VERIFIED: LazyLock<Mutex<HashMap<Identity, ComponentWorld>>> = LazyLock::new(Mutex::default);
 
 /// Opens a compiled file without reading its content.
 pub(super) fn open(path: &Path) -> io::Result<Opened> {
@@ -108,7 +108,7 @@ pub(super) fn is_shortage(error: &io::Error) -> bool {
 }
 
 /// The world, if the trailer matches the content.
-fn opened(content: &[u8]) -> Result<World, &'static str> {
+fn opened(content: &[u8]) -> Result<ComponentWorld, &'static str> {
     let (machine_code, trailer) =
         content.split_last_chunk::<TRAILER_BYTES>().ok_or("the file is too short")?;
     let (magic, rest) = trailer.split_at(MAGIC.len());
@@ -122,18 +122,23 @@ fn opened(content: &[u8]) -> Result<World, &'static str> {
     if rest[8..12] != crc32fast::hash(machine_code).to_le_bytes() {
         return Err("the checksum does not match the content");
     }
-    [World::HttpWasi0_2, World::HttpWasi0_3, World::CommandWasi0_2, World::CommandWasi0_3]
-        .into_iter()
-        .find(|world| code(*world) == rest[12])
-        .ok_or("the trailer names an unknown world")
+    [
+        ComponentWorld::HttpWasi0_2,
+        ComponentWorld::HttpWasi0_3,
+        ComponentWorld::CommandWasi0_2,
+        ComponentWorld::CommandWasi0_3,
+    ]
+    .into_iter()
+    .find(|world| code(*world) == rest[12])
+    .ok_or("the trailer names an unknown world")
 }
 
-fn code(world: World) -> u8 {
+fn code(world: ComponentWorld) -> u8 {
     match world {
-        World::HttpWasi0_2 => 1,
-        World::HttpWasi0_3 => 2,
-        World::CommandWasi0_2 => 3,
-        World::CommandWasi0_3 => 4,
+        ComponentWorld::HttpWasi0_2 => 1,
+        ComponentWorld::HttpWasi0_3 => 2,
+        ComponentWorld::CommandWasi0_2 => 3,
+        ComponentWorld::CommandWasi0_3 => 4,
     }
 }
 
@@ -143,8 +148,8 @@ mod tests {
 
     #[test]
     fn any_changed_byte_is_detected() {
-        let sealed = append_trailer(vec![7; 1000], World::HttpWasi0_3);
-        assert_eq!(opened(&sealed), Ok(World::HttpWasi0_3));
+        let sealed = append_trailer(vec![7; 1000], ComponentWorld::HttpWasi0_3);
+        assert_eq!(opened(&sealed), Ok(ComponentWorld::HttpWasi0_3));
         for at in 0..sealed.len() - 3 {
             let mut damaged = sealed.clone();
             damaged[at] ^= 0x10;

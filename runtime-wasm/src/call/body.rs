@@ -14,7 +14,7 @@ use mayfly_runtime::{BodyError, CallError};
 use tokio::task::AbortHandle;
 use wasmtime_wasi_http::WasiBody;
 
-use super::{CallLimits, Reply};
+use super::{CallLimits, GuestReply};
 use crate::{cpu::Scheduled, guest::GuestProgram, record::Recording};
 
 /// A guest's body.
@@ -44,7 +44,7 @@ struct Streaming {
 /// Cancels the guest when the response is dropped.
 pub(super) struct GuestTask {
     task: AbortHandle,
-    reply: Reply,
+    reply: GuestReply,
     failed: Arc<OnceLock<CallError>>,
     /// The body has ended: the guest may continue until its deadline.
     detached: bool,
@@ -73,7 +73,7 @@ impl Drop for GuestTask {
 /// Lets a guest continue in its own task until its deadline or the end of its program.
 pub(super) fn continue_in_background(
     guest: Scheduled,
-    reply: Reply,
+    reply: GuestReply,
     limits: CallLimits,
     program: &GuestProgram,
     recording: Recording,

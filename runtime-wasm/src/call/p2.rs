@@ -13,7 +13,7 @@ use wasmtime_wasi_http::{
     },
 };
 
-use super::Reply;
+use super::GuestReply;
 use crate::{
     failure,
     guest::StoreData,
@@ -30,11 +30,15 @@ pub(crate) async fn instantiate(pre: &ProxyPre<StoreData>, store: &mut Store) ->
 pub(crate) struct Preview2Call {
     request: Resource<IncomingRequest>,
     answer: Resource<ResponseOutparam>,
-    reply: Reply,
+    reply: GuestReply,
 }
 
 impl Preview2Call {
-    pub(crate) fn new(store: &mut Store, request: Request<Body>, reply: &Reply) -> Result<Self, CallError> {
+    pub(crate) fn new(
+        store: &mut Store,
+        request: Request<Body>,
+        reply: &GuestReply,
+    ) -> Result<Self, CallError> {
         let made = arguments(store, request, reply);
         let (request, answer) = made.map_err(|error| failure::call_error(&error, &store.data().memory))?;
         Ok(Self { request, answer, reply: reply.clone() })
@@ -60,7 +64,7 @@ impl Preview2Call {
 fn arguments(
     store: &mut Store,
     request: Request<Body>,
-    reply: &Reply,
+    reply: &GuestReply,
 ) -> wasmtime::Result<(Resource<IncomingRequest>, Resource<ResponseOutparam>)> {
     let mut http = store.data_mut().http();
     let request = http.new_incoming_request(Scheme::Http, to_guest(request))?;

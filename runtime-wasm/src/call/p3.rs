@@ -17,7 +17,7 @@ use wasmtime_wasi_http::{
     },
 };
 
-use super::{Reply, p2::to_guest};
+use super::{GuestReply, p2::to_guest};
 use crate::{
     failure,
     guest::StoreData,
@@ -34,14 +34,18 @@ pub(crate) async fn instantiate(pre: &ServicePre<StoreData>, store: &mut Store) 
 pub(crate) struct Preview3Call {
     request: Resource<p3::Request>,
     sent: Sent,
-    reply: Reply,
+    reply: GuestReply,
 }
 
 /// Completes when the request's body has been sent.
 type Sent = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 
 impl Preview3Call {
-    pub(crate) fn new(store: &mut Store, request: Request<Body>, reply: &Reply) -> Result<Self, CallError> {
+    pub(crate) fn new(
+        store: &mut Store,
+        request: Request<Body>,
+        reply: &GuestReply,
+    ) -> Result<Self, CallError> {
         let http = store.data_mut().http();
         let (request, sent) = p3::Request::from_http(http.hooks, with_authority(to_guest(request)));
         let pushed = http.table.push(request).map_err(wasmtime::Error::from);

@@ -10,7 +10,7 @@ use std::{
 use mayfly_runtime::CallError;
 
 use super::{Lane, pool::PoolTask, slice, thread_time};
-use crate::call::{Reply, Running};
+use crate::call::{GuestReply, Running};
 
 /// The number of ticks that one call may use on serving threads over many short polls. Beyond this it is a long call.
 const SERVING_TICKS_MAX: u64 = 8;
@@ -44,7 +44,7 @@ impl Scheduled {
     pub(crate) fn poll(
         &mut self,
         lane: &Arc<Lane>,
-        reply: &Reply,
+        reply: &GuestReply,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), CallError>> {
         if matches!(self.state, State::New(_)) {
@@ -70,7 +70,7 @@ impl Scheduled {
         }
     }
 
-    fn begin(&mut self, lane: &Arc<Lane>, reply: &Reply) {
+    fn begin(&mut self, lane: &Arc<Lane>, reply: &GuestReply) {
         if lane.weight.is_heavy() {
             self.move_to_pool(lane, reply);
         } else if let State::New(guest) = std::mem::replace(&mut self.state, State::Moving) {
@@ -78,7 +78,7 @@ impl Scheduled {
         }
     }
 
-    fn move_to_pool(&mut self, lane: &Arc<Lane>, reply: &Reply) {
+    fn move_to_pool(&mut self, lane: &Arc<Lane>, reply: &GuestReply) {
         let (State::New(guest) | State::Serving(guest)) = std::mem::replace(&mut self.state, State::Moving)
         else {
             return;
@@ -94,7 +94,7 @@ impl Scheduled {
 struct PooledGuest {
     guest: Running,
     lane: Arc<Lane>,
-    reply: Reply,
+    reply: GuestReply,
     /// Processor time in the pool so far.
     consumed: Duration,
 }

@@ -13,7 +13,7 @@ use wasmtime_wasi_http::{p2::bindings::Proxy, p3::bindings::Service};
 use super::Function;
 use crate::{
     cache::{CacheEntry, Pre},
-    call::{self, CallLimits, Reply, Running},
+    call::{self, CallLimits, GuestReply, Running},
     failure,
     guest::MemoryUse,
     metrics::CallOutcome,
@@ -39,7 +39,7 @@ enum Start {
 
 struct Started {
     running: Running,
-    reply: Reply,
+    reply: GuestReply,
     cold: bool,
     loaded: Instant,
     slotted: Instant,
@@ -192,8 +192,8 @@ impl Function {
         source: InstanceSource,
         request: Request<Body>,
         recording: &Recording,
-    ) -> Result<(Running, Reply), CallError> {
-        let (function, reply) = (self.clone(), Reply::default());
+    ) -> Result<(Running, GuestReply), CallError> {
+        let (function, reply) = (self.clone(), GuestReply::default());
         let running: Running = match source {
             InstanceSource::KeptWasi0_2(mut instance) => {
                 instance.record(recording);

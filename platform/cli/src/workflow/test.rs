@@ -21,7 +21,7 @@ mod script;
 mod subject;
 
 use self::{
-    file::{Case, Expect, Mock, Mocks, ScriptedAnswer},
+    file::{Expect, Mock, Mocks, ScriptedAnswer, TestCase},
     report::{CaseReport, FileReport, TestReport},
     subject::Subject,
 };
@@ -189,7 +189,7 @@ async fn once(path: &Path, args: &TestArgs, session: &Session) -> anyhow::Result
         })?,
     };
     let file = file::TestFile { mocks, ..file::TestFile::default() };
-    let case = Case { name: "once".into(), input, expect: Expect::nothing(), ..Case::default() };
+    let case = TestCase { name: "once".into(), input, expect: Expect::nothing(), ..TestCase::default() };
     let ran = run::run(&subject, &file, &case).await?;
     let succeeded = ran.status == "SUCCEEDED";
     let mut report = FileReport::new(String::new());

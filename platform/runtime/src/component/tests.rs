@@ -66,11 +66,11 @@ fn the_wrong_world_is_told() {
 #[test]
 fn worlds_are_found() {
     for (export, world) in [
-        ("wasi:http/incoming-handler@0.2.0", World::HttpWasi0_2),
-        ("wasi:http/incoming-handler@0.2.12", World::HttpWasi0_2),
-        ("wasi:http/handler@0.3.0", World::HttpWasi0_3),
-        ("wasi:cli/run@0.2.6", World::CommandWasi0_2),
-        ("wasi:cli/run@0.3.0", World::CommandWasi0_3),
+        ("wasi:http/incoming-handler@0.2.0", ComponentWorld::HttpWasi0_2),
+        ("wasi:http/incoming-handler@0.2.12", ComponentWorld::HttpWasi0_2),
+        ("wasi:http/handler@0.3.0", ComponentWorld::HttpWasi0_3),
+        ("wasi:cli/run@0.2.6", ComponentWorld::CommandWasi0_2),
+        ("wasi:cli/run@0.3.0", ComponentWorld::CommandWasi0_3),
     ] {
         let text = format!(
             r#"(component (component $c) (instance $i (instantiate $c)) (export "{export}" (instance $i)))"#

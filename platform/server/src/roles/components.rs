@@ -12,7 +12,7 @@ use mayfly_informer::{
     reconcile::{self, Outcome, WorkQueue},
 };
 use mayfly_runtime::CallError;
-use mayfly_runtime_wasm::{WasmHost, World};
+use mayfly_runtime_wasm::{ComponentWorld, WasmHost};
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -103,7 +103,7 @@ impl CompilingNode {
             Ok(world) => refused(format!(
                 "component {digest} is a job ({world}), it answers no requests: run it in a Pod with \
                  runtimeClassName: wasm, or deploy a component that exports {}",
-                World::HttpWasi0_2
+                ComponentWorld::HttpWasi0_2
             )),
             Err(CallError::ComponentInvalid(why)) => refused(why),
             // The function's status reports the missing component, which may still be uploaded.
@@ -122,7 +122,7 @@ impl CompilingNode {
         key: &ObjectKey,
         revision: &Revision,
         digest: &Digest,
-    ) -> Result<Option<Result<World, CallError>>, PrepareError> {
+    ) -> Result<Option<Result<ComponentWorld, CallError>>, PrepareError> {
         let mut compiled = std::pin::pin!(self.host.precompile(digest, &key.namespace));
         loop {
             let mut gone = std::pin::pin!(self.gone.notified());

@@ -53,7 +53,7 @@ use super::{
     slurm::{self, SlurmDeps},
     start_pages,
     tasks::Tasks,
-    workflows::{Cluster, JobsDeps, WorkflowSettings, Workflows},
+    workflows::{JobsDeps, WorkflowObjectDeps, WorkflowSettings, Workflows},
 };
 use crate::{
     config::{UpArgs, UpConfig},
@@ -460,14 +460,18 @@ async fn create_workflows(
         artifacts: artifacts.clone(),
         answers_http: components::answers_http,
     };
-    let cluster =
-        Cluster { client, workflows: informers.of(), functions: informers.of(), namespaces: informers.of() };
+    let object_deps = WorkflowObjectDeps {
+        client,
+        workflows: informers.of(),
+        functions: informers.of(),
+        namespaces: informers.of(),
+    };
     let settings = WorkflowSettings {
         endpoints: config.task_endpoints.clone(),
         retention: config.workflow_retention,
         history_events_max: config.workflow_history_events,
     };
-    let workflows = Workflows::create(data_dir.workflows(), gateway, settings, cluster, jobs);
+    let workflows = Workflows::create(data_dir.workflows(), gateway, settings, object_deps, jobs);
     // The engine runs executions in the Tokio runtime that created it.
     handles.serving.spawn(workflows).await.context("workflows cannot be made")?
 }

@@ -75,7 +75,7 @@ pub(crate) struct Workflows {
 }
 
 /// The dependencies of workflows as Kubernetes objects.
-pub(crate) struct Cluster {
+pub(crate) struct WorkflowObjectDeps {
     pub(crate) client: kube::Client,
     pub(crate) workflows: Informer<Workflow>,
     /// Used for their asynchronous invocations.
@@ -90,7 +90,7 @@ impl Workflows {
         folder: PathBuf,
         gateway: Gateway,
         settings: WorkflowSettings,
-        cluster: Cluster,
+        object_deps: WorkflowObjectDeps,
         jobs: JobsDeps,
     ) -> anyhow::Result<(Self, Gateway)> {
         std::fs::DirBuilder::new()
@@ -128,7 +128,7 @@ impl Workflows {
         let engine = opened.engine().clone();
         let jobs = Arc::new(Jobs::new(jobs));
         let service = WorkflowService::new(engine.clone());
-        let Cluster { client, workflows, functions: objects, namespaces } = cluster;
+        let WorkflowObjectDeps { client, workflows, functions: objects, namespaces } = object_deps;
         let invocations = Arc::new(Invocations::new(engine.clone(), objects.clone(), caller.clone()));
         let gateway = gateway.with_invocations(Arc::new(invocations::DurableQueue(invocations.clone())));
         let triggers = Triggers::new(

@@ -45,13 +45,13 @@ pub(super) struct TestFile {
     pub(super) files: HashMap<String, Value>,
     /// The cases in order.
     #[serde(default)]
-    pub(super) cases: Vec<Case>,
+    pub(super) cases: Vec<TestCase>,
 }
 
 /// One execution and its expected result.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Case {
+pub(super) struct TestCase {
     pub(super) name: String,
     #[serde(default = "empty")]
     pub(super) input: Ordered,
@@ -64,7 +64,7 @@ pub(super) struct Case {
     pub(super) expect: Expect,
 }
 
-impl Default for Case {
+impl Default for TestCase {
     fn default() -> Self {
         Self {
             name: String::new(),

@@ -22,7 +22,7 @@ use mayfly_workflows_machine::history::{DetailField, HistoryEvent};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::file::{Case, TestFile};
+use super::file::{TestCase, TestFile};
 use super::script::MockScript;
 use super::subject::Subject;
 
@@ -59,7 +59,7 @@ pub(super) struct CaseResult {
 }
 
 /// Runs one case to its end, or until it cannot continue.
-pub(super) async fn run(subject: &Subject, file: &TestFile, case: &Case) -> anyhow::Result<CaseResult> {
+pub(super) async fn run(subject: &Subject, file: &TestFile, case: &TestCase) -> anyhow::Result<CaseResult> {
     let script = MockScript::new(file, case);
     let start = match case.now.or(file.now) {
         Some(now) => now,

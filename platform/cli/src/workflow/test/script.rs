@@ -7,7 +7,7 @@ use mayfly_workflows_engine::engine::{FunctionError, MockAnswer, MockCall, Mocks
 use serde_json::Value;
 
 use super::check::includes;
-use super::file::{self, Case, ScriptedAnswer, TestFile};
+use super::file::{self, ScriptedAnswer, TestCase, TestFile};
 
 /// The mocks of one case.
 pub(super) struct MockScript {
@@ -32,7 +32,7 @@ struct MockRecord {
 }
 
 impl MockScript {
-    pub(super) fn new(file: &TestFile, case: &Case) -> Arc<Self> {
+    pub(super) fn new(file: &TestFile, case: &TestCase) -> Arc<Self> {
         let mocks = file.mocks.iter().chain(&case.mocks);
         let mocks = mocks.map(|(name, mock)| (name.clone(), scripted(mock))).collect();
         Arc::new(Self { mocks, record: Mutex::default() })
@@ -128,7 +128,7 @@ mod tests {
 
     fn script(mocks: Value) -> Arc<MockScript> {
         let file = TestFile { mocks: serde_json::from_value(mocks).unwrap(), ..TestFile::default() };
-        MockScript::new(&file, &Case::default())
+        MockScript::new(&file, &TestCase::default())
     }
 
     fn ask(script: &MockScript, state: &str, arguments: Value) -> Option<Result<String, String>> {
