@@ -12,7 +12,7 @@ const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_good_compiled_file_outlives_a_shortage_of_descriptors() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     let function = fixture.host.prepare(spec("f", component));
     ask(&function, "/").await;

@@ -18,7 +18,7 @@ use mayfly_xtask_harness::{
     workspace::Workspace,
 };
 
-use self::count::{CargoTestOutput, Count};
+use self::count::{CargoTestOutput, TestCount};
 use crate::clients;
 
 pub(crate) const HELP: &str = "\
@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         _ => bail!("test takes --filter TEXT, not {arguments:?}"),
     };
     let workspace = Workspace::locate()?;
-    let mut count = Count::default();
+    let mut count = TestCount::default();
     if tools::find("kubectl").is_none() {
         println!(
             "test: kubectl is not on the PATH: its tests will be skipped (they need 1.32; Debian's package is older)"
@@ -101,7 +101,7 @@ fn crates(
     workspace: &Workspace,
     filter: Option<&str>,
     environment: &[(&'static str, std::ffi::OsString)],
-    count: &mut Count,
+    count: &mut TestCount,
 ) -> Result<()> {
     let mut tests = cargo();
     tests.envs(environment.iter().cloned()).current_dir(&workspace.root);
@@ -139,7 +139,7 @@ fn crates(
 }
 
 /// Runs `cargo test` and counts; hides the output of passing tests, except skip messages.
-fn cargo_test(mut tests: Command, filter: Option<&str>, count: &mut Count) -> Result<()> {
+fn cargo_test(mut tests: Command, filter: Option<&str>, count: &mut TestCount) -> Result<()> {
     tests.args(["--", "--show-output"]).args(filter).stdout(Stdio::piped()).stdin(Stdio::null());
     println!("$ {}", command::command_line(&tests));
     let mut running = tests.spawn().context("cannot run cargo")?;
@@ -159,7 +159,7 @@ fn cargo_test(mut tests: Command, filter: Option<&str>, count: &mut Count) -> Re
     Ok(())
 }
 
-fn report(count: &Count) -> Result<()> {
+fn report(count: &TestCount) -> Result<()> {
     println!();
     for skipped in &count.skips {
         println!("SKIPPED {skipped}");

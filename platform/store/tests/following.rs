@@ -27,13 +27,13 @@ fn delete(key: Key) -> Write {
 }
 
 /// A shared storage with the configuration of its stores, and the folder of its file.
-struct Cluster {
+struct StorageFixture {
     storage: SharedStorage,
     config: Config,
     _folder: Option<TempDir>,
 }
 
-impl Cluster {
+impl StorageFixture {
     fn each(config: &Config) -> [Self; 2] {
         let memory = SharedStorage::in_memory(config);
         let folder = tempfile::tempdir().unwrap();
@@ -51,8 +51,8 @@ impl Cluster {
     }
 }
 
-fn in_each() -> [Cluster; 2] {
-    Cluster::each(&Config::new(""))
+fn in_each() -> [StorageFixture; 2] {
+    StorageFixture::each(&Config::new(""))
 }
 
 /// All events of a resource after a revision, up to an object named `end`.
@@ -95,8 +95,8 @@ async fn write_shared(store: Store, writer: usize) -> usize {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_store_sees_the_commits_of_all_once_and_in_order() {
-    for cluster in in_each() {
-        let stores = [cluster.store(), cluster.store(), cluster.store()];
+    for fixture in in_each() {
+        let stores = [fixture.store(), fixture.store(), fixture.store()];
         let watching = stores.clone().map(|store| {
             tokio::spawn(async move {
                 let pods = until_end(&store, "pods", Revision(0)).await;
@@ -140,8 +140,8 @@ async fn every_store_sees_the_commits_of_all_once_and_in_order() {
 
 #[tokio::test]
 async fn a_write_is_checked_against_the_acknowledged_writes_of_other_stores() {
-    for cluster in in_each() {
-        let (one, other) = (cluster.store(), cluster.store());
+    for fixture in in_each() {
+        let (one, other) = (fixture.store(), fixture.store());
         let pod = || key("pods", "x");
         let created = one.write(create(pod())).await.unwrap().revision;
         assert_eq!(other.write(create(pod())).await, Err(WriteError::AlreadyExists));
@@ -159,8 +159,8 @@ async fn a_write_is_checked_against_the_acknowledged_writes_of_other_stores() {
 async fn concurrent_updates_are_not_lost() {
     const CLIENTS: usize = 4;
     const UPDATES: usize = 25;
-    for cluster in in_each() {
-        let stores = [cluster.store(), cluster.store()];
+    for fixture in in_each() {
+        let stores = [fixture.store(), fixture.store()];
         stores[0].write(Write::Create { key: key("counters", "x"), value: "0".into() }).await.unwrap();
         let count = |store: &Store| {
             let entry = store.get(&key("counters", "x"))?;
@@ -215,9 +215,9 @@ fn names(events: &[Arc<WriteEvent>]) -> Vec<(String, Revision)> {
 
 #[tokio::test]
 async fn following_and_watching_resume_at_every_revision() {
-    for cluster in in_each() {
-        let (_, mut backend) = cluster.storage.attach();
-        let (one, other) = (cluster.store(), cluster.store());
+    for fixture in in_each() {
+        let (_, mut backend) = fixture.storage.attach();
+        let (one, other) = (fixture.store(), fixture.store());
         let written = write_some(&one).await;
         let revisions: Vec<_> = written.iter().map(|(_, revision)| revision.0).collect();
         assert_eq!(revisions, [1, 2, 3, 4, 5, 8, 8, 8, 9, 10]);
@@ -234,8 +234,8 @@ async fn following_and_watching_resume_at_every_revision() {
 
 #[tokio::test]
 async fn the_events_of_a_revision_become_visible_together() {
-    for cluster in in_each() {
-        let (one, other) = (cluster.store(), cluster.store());
+    for fixture in in_each() {
+        let (one, other) = (fixture.store(), fixture.store());
         let mut pods = other.watch(Range::resource("pods"), Revision(0)).unwrap();
         for n in 0..50 {
             let three = ["pods", "nodes", "leases"].map(|resource| create(key(resource, n)));
@@ -253,10 +253,10 @@ async fn the_events_of_a_revision_become_visible_together() {
 #[tokio::test]
 async fn a_follower_that_is_too_old_is_refused() {
     let config = Config { history_events_max: 8, ..Config::new("") };
-    for cluster in Cluster::each(&config) {
-        let (late, late_backend) = cluster.storage.attach();
-        let (_, mut backend) = cluster.storage.attach();
-        let one = cluster.store();
+    for fixture in StorageFixture::each(&config) {
+        let (late, late_backend) = fixture.storage.attach();
+        let (_, mut backend) = fixture.storage.attach();
+        let one = fixture.store();
         let batch = (0..5).map(|n| create(key("pods", n))).collect();
         let batch = one.write_batch(batch).await.unwrap()[0].revision;
         for n in 5..8 {
@@ -291,13 +291,13 @@ async fn a_follower_that_is_too_old_is_refused() {
 
 #[tokio::test]
 async fn a_store_gets_what_was_committed_while_it_started() {
-    for cluster in in_each() {
-        let (stored, backend) = cluster.storage.attach();
-        let written = write_some(&cluster.store()).await;
-        let late = Store::with_backend(cluster.config.clone(), stored, backend);
+    for fixture in in_each() {
+        let (stored, backend) = fixture.storage.attach();
+        let written = write_some(&fixture.store()).await;
+        let late = Store::with_backend(fixture.config.clone(), stored, backend);
         assert_eq!(names(&until_end(&late, "pods", Revision(0)).await), written);
         // One that started later has the state, and no history before it.
-        let last = cluster.store();
+        let last = fixture.store();
         assert_eq!(last.revision(), Revision(10));
         assert!(last.watch(Range::resource("pods"), Revision(9)).is_err());
         let list = |store: &Store| store.list(&Range::resource("pods"), &ListOptions::default()).unwrap();
@@ -307,9 +307,9 @@ async fn a_store_gets_what_was_committed_while_it_started() {
 
 #[tokio::test]
 async fn a_commit_on_an_older_state_is_refused() {
-    for cluster in in_each() {
-        let store = cluster.store();
-        let (_, mut backend): (_, Box<dyn StorageBackend>) = cluster.storage.attach();
+    for fixture in in_each() {
+        let store = fixture.store();
+        let (_, mut backend): (_, Box<dyn StorageBackend>) = fixture.storage.attach();
         write_some(&store).await;
         let event = backend.follow(Revision(9)).unwrap();
         let refused = backend.commit(Revision(9), &event);
@@ -320,7 +320,7 @@ async fn a_commit_on_an_older_state_is_refused() {
 
 #[tokio::test]
 async fn a_file_is_shared_within_one_process_and_closed_with_its_last_store() {
-    let [_, Cluster { storage, config, _folder }] = in_each();
+    let [_, StorageFixture { storage, config, _folder }] = in_each();
     let attach = || {
         let (stored, backend) = storage.attach();
         Store::with_backend(config.clone(), stored, backend)

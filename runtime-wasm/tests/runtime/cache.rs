@@ -6,17 +6,17 @@ use mayfly_runtime_wasm::Config;
 
 const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
 
-fn loaded(fixture: &Fixture) -> f64 {
+fn loaded(fixture: &WasmHostFixture) -> f64 {
     metric(&fixture.metrics(), "mayfly_wasm_components_loaded ")
 }
 
-fn compiles(fixture: &Fixture) -> f64 {
+fn compiles(fixture: &WasmHostFixture) -> f64 {
     metric(&fixture.metrics(), "mayfly_wasm_compile_seconds_count")
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_callers_share_one_compilation() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     fixture.host.precompile(&component, "default").await.unwrap();
     fixture.host.precompile(&component, "default").await.unwrap();
@@ -35,16 +35,16 @@ async fn concurrent_callers_share_one_compilation() {
     assert_eq!(compiles(&fixture), 1.0);
     assert_eq!(loaded(&fixture), 1.0, "they share it");
     // Another process finds the compiled file on disk.
-    let Fixture { folder, host, .. } = fixture;
+    let WasmHostFixture { folder, host, .. } = fixture;
     drop((functions, host));
-    let fixture = Fixture::over(folder, small());
+    let fixture = WasmHostFixture::over(folder, small());
     ask(&fixture.host.prepare(spec("f", component)), "/").await;
     assert_eq!(compiles(&fixture), 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn compilation_continues_after_its_caller_leaves() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     let function = fixture.host.prepare(spec("f", component));
     let mut loading = function.load();
@@ -57,7 +57,7 @@ async fn compilation_continues_after_its_caller_leaves() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_and_foreign_files_are_compiled_again() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     let function = fixture.host.prepare(spec("f", component));
     ask(&function, "/").await;
@@ -83,14 +83,14 @@ async fn damaged_and_foreign_files_are_compiled_again() {
 /// Large files are checked and mapped on another thread, with the same results.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_components_are_mapped_and_damage_is_seen() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let large = format!("{ANSWERS} (memory 100) (data (i32.const 0) \"{}\")", "large".repeat(1 << 20));
     let component = fixture.upload(handler(&large)).await;
     let function = fixture.host.prepare(spec("f", component));
     ask(&function, "/").await;
-    let Fixture { folder, host, .. } = fixture;
+    let WasmHostFixture { folder, host, .. } = fixture;
     drop((function, host));
-    let fixture = Fixture::over(folder, small());
+    let fixture = WasmHostFixture::over(folder, small());
     let function = fixture.host.prepare(spec("f", component));
     ask(&function, "/").await;
     assert_eq!(compiles(&fixture), 0.0);
@@ -109,7 +109,7 @@ async fn large_components_are_mapped_and_damage_is_seen() {
 /// Recompilation may not succeed at once; the damage is still logged only once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_file_is_logged_only_once() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     let function = fixture.host.prepare(spec("f", component));
     ask(&function, "/").await;
@@ -128,7 +128,7 @@ async fn a_damaged_file_is_logged_only_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_longest_unused_component_goes_first() {
-    let fixture = Fixture::with(Config { loaded_bytes_max: 1, ..small() });
+    let fixture = WasmHostFixture::with(Config { loaded_bytes_max: 1, ..small() });
     let mut functions = Vec::new();
     for name in ["a", "b", "c"] {
         let text = format!("{ANSWERS} (func ${name})");
@@ -146,7 +146,7 @@ async fn the_longest_unused_component_goes_first() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn handles_follow_their_specs() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     let one = fixture.host.prepare(spec("f", component));
     ask(&one, "/").await;
@@ -167,7 +167,7 @@ async fn handles_follow_their_specs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_of_a_function_are_removed_with_its_last_revision() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     let mut next = spec("f", component);
     next.revision.name = "f-00002".into();

@@ -19,7 +19,7 @@ use crate::support::{
 const ARGUMENT: &str = "two words";
 
 struct WasmFixture {
-    fixture: Fixture,
+    fixture: WasmHostFixture,
     waits: Digest,
     ignores_stop: Digest,
     /// A program that writes its arguments and exits with the code from its environment.
@@ -92,7 +92,7 @@ impl RuntimeFixture for WasmFixture {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_wasm_host_passes_the_suite_of_runtimes() {
     let exits = guest!("job");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let waits = handler(r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#);
     let waits = fixture.upload(waits).await;
     let spins = command(r#"(func (export "run") (result i32) (loop $again (br $again)) (i32.const 0))"#);

@@ -15,7 +15,7 @@ const SPINS: &str = r#"(func (export "handle") (param i32 i32) (loop $again (br 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_answers() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(handler(ANSWERS), |_| {}).await;
     for _ in 0..3 {
         let (status, body) = ask(&function, "/").await;
@@ -32,7 +32,7 @@ async fn a_guest_that_answers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trap_is_reported_with_its_location() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let module = r#"(func $parse_header unreachable)
         (func (export "handle") (param i32 i32) (call $parse_header))"#;
     let function = fixture.function(handler(module), |_| {}).await;
@@ -44,7 +44,7 @@ async fn a_trap_is_reported_with_its_location() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_returns_without_answering() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let module = r#"(func (export "handle") (param i32 i32))"#;
     let function = fixture.function(handler(module), |_| {}).await;
     assert_eq!(call(&function, get("/")).await.err().unwrap(), CallError::NoAnswer);
@@ -52,7 +52,7 @@ async fn a_guest_that_returns_without_answering() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_answers_twice_has_answered_once() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let module = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)) (call $answer (local.get 1)))"#;
     let function = fixture.function(handler(module), |_| {}).await;
     let answer = call(&function, get("/")).await.unwrap();
@@ -63,7 +63,7 @@ async fn a_guest_that_answers_twice_has_answered_once() {
 /// One thread: a guest that blocked it would block all others.
 #[tokio::test]
 async fn a_spinning_guest_ends_at_its_deadline_without_blocking_others() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let limit = Duration::from_millis(300);
     let spins = fixture.function(handler(SPINS), |spec| spec.timeout = limit).await;
     spins.load().await.unwrap();
@@ -89,7 +89,7 @@ async fn a_spinning_guest_ends_at_its_deadline_without_blocking_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_wants_more_memory_than_its_limit() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     // Memory 1 of the test component has one page; the limit applies to both memories together.
     let module = r#"(memory 1)
         (func (export "handle") (param i32 i32)
@@ -110,7 +110,7 @@ async fn a_guest_that_wants_more_memory_than_its_limit() {
 /// Memory outside linear memories counts, too: 128 MiB of headers are ten times this guest's limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn host_memory_of_a_guest_counts_towards_its_limit() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let module = format!(
         r#"(func (export "handle") (param $request i32) (param $out i32)
           (local $left i32) (local $held i32) (local $times i32)
@@ -136,7 +136,7 @@ async fn host_memory_of_a_guest_counts_towards_its_limit() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tables_count_as_memory() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let module = r#"(table 100000 funcref)
         (func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
     let limit_bytes = 512 << 10;
@@ -148,7 +148,8 @@ async fn tables_count_as_memory() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_over_all_instances_is_bounded() {
-    let fixture = Fixture::with(mayfly_runtime_wasm::Config { memory_bytes_max: Some(4 << 20), ..small() });
+    let fixture =
+        WasmHostFixture::with(mayfly_runtime_wasm::Config { memory_bytes_max: Some(4 << 20), ..small() });
     let module = r#"(memory 100) (func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
     let function = fixture.function(handler(module), |_| {}).await;
     let error = call(&function, get("/")).await.err().unwrap();
@@ -158,7 +159,7 @@ async fn memory_over_all_instances_is_bounded() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_a_call_ends_its_guest() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(handler(SPINS), |_| {}).await;
     function.load().await.unwrap();
     let calling = tokio::spawn(async move { call(&function, get("/")).await.map(|_| ()) });
@@ -171,7 +172,7 @@ async fn dropping_a_call_ends_its_guest() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_wait_for_a_slot_and_are_eventually_refused() {
-    let fixture = Fixture::with(mayfly_runtime_wasm::Config {
+    let fixture = WasmHostFixture::with(mayfly_runtime_wasm::Config {
         instances_max: Some(2),
         slot_wait_max: Duration::from_millis(100),
         ..small()
@@ -199,7 +200,7 @@ async fn calls_wait_for_a_slot_and_are_eventually_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_instances_give_their_slots_to_others() {
-    let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(1), ..small() });
+    let fixture = WasmHostFixture::with(mayfly_runtime_wasm::Config { instances_max: Some(1), ..small() });
     let component = fixture.upload(handler(ANSWERS)).await;
     for name in ["a", "b", "a"] {
         let mut spec = spec(name, component);
@@ -212,7 +213,7 @@ async fn idle_instances_give_their_slots_to_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_needed_slot_is_taken_from_the_longest_idle_function() {
-    let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(3), ..small() });
+    let fixture = WasmHostFixture::with(mayfly_runtime_wasm::Config { instances_max: Some(3), ..small() });
     let component = fixture.upload(handler(ANSWERS)).await;
     for name in ["a", "b", "c", "d"] {
         let mut spec = spec(name, component);
@@ -226,7 +227,7 @@ async fn a_needed_slot_is_taken_from_the_longest_idle_function() {
 /// All slots are in use when the second call needs one: the instance that ends then must not be kept idle unnoticed.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ended_instance_gives_its_slot_to_a_waiting_call() {
-    let fixture = Fixture::with(mayfly_runtime_wasm::Config {
+    let fixture = WasmHostFixture::with(mayfly_runtime_wasm::Config {
         instances_max: Some(1),
         slot_wait_max: Duration::from_secs(60),
         ..small()
@@ -258,7 +259,7 @@ async fn an_ended_instance_gives_its_slot_to_a_waiting_call() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_instance_is_reused_until_it_expires_or_fails() {
-    let fixture = Fixture::with(mayfly_runtime_wasm::Config { reuse_calls_max: 3, ..small() });
+    let fixture = WasmHostFixture::with(mayfly_runtime_wasm::Config { reuse_calls_max: 3, ..small() });
     // Traps at the third call of one instance: `count` is zero only in a new instance.
     let module = r#"(global $count (mut i32) (i32.const 0))
         (func (export "handle") (param i32 i32)
@@ -282,7 +283,7 @@ async fn an_instance_is_reused_until_it_expires_or_fails() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_instance_that_retains_handles_is_replaced_before_a_call_fails() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     // Each call leaves 50 fields and its request behind; 8,192 handles are allowed.
     let module = r#"(func (export "handle") (param i32 i32) (local $left i32)
         (local.set $left (i32.const 50))
@@ -302,7 +303,7 @@ async fn an_instance_that_retains_handles_is_replaced_before_a_call_fails() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_components_are_rejected_with_a_reason() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let missing = fixture.host.prepare(spec("missing", Digest::of(b"nothing")));
     assert_eq!(
         call(&missing, get("/")).await.err().unwrap(),
@@ -328,7 +329,7 @@ async fn invalid_components_are_rejected_with_a_reason() {
 /// Each instance has room for its memories, independently of other instances.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_component_with_more_memories_than_a_slot_is_rejected() {
-    let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(8), ..small() });
+    let fixture = WasmHostFixture::with(mayfly_runtime_wasm::Config { instances_max: Some(8), ..small() });
     // The test component has one more.
     let module = |memories: usize| format!("{} {SPINS}", "(memory 0) ".repeat(memories - 1));
     let function = fixture.function(handler(&module(5)), |_| {}).await;
@@ -355,7 +356,7 @@ async fn a_component_with_more_memories_than_a_slot_is_rejected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_import_with_another_type_is_named() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let text = r#"(component
         (import "wasi:random/insecure@0.2.0" (instance (export "get-insecure-random-u64" (func (result string)))))
         (core module $m (func (export "run") (result i32) (i32.const 0)))
@@ -371,7 +372,7 @@ async fn an_import_with_another_type_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_host_refuses() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(handler(ANSWERS), |_| {}).await;
     ask(&function, "/").await;
     fixture.host.stop();

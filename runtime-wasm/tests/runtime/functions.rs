@@ -14,7 +14,7 @@ use mayfly_runtime::{BodyError, CallError, FunctionHost as _, Timings};
 #[tokio::test(flavor = "multi_thread")]
 async fn hello_answers_cold_and_warm() {
     let hello = guest!("hello");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(hello, |_| {}).await;
     assert!(!function.is_loaded());
     let answer = call(&function, get("/")).await.unwrap();
@@ -33,7 +33,7 @@ async fn hello_answers_cold_and_warm() {
 #[tokio::test(flavor = "multi_thread")]
 async fn components_of_both_versions_answer() {
     let (two, three) = (guest!("hello"), guest!("hello-p3"));
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     for component in [two, three] {
         for isolation in [Isolation::Fresh, Isolation::Reuse] {
             let function = fixture.function(component.clone(), |spec| spec.isolation = isolation).await;
@@ -47,7 +47,7 @@ async fn components_of_both_versions_answer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn events_bodies_and_environment_arrive() {
     let (greet, wordcount, env) = (guest!("greet"), guest!("wordcount"), guest!("env"));
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let greeting = vec![("GREETING".to_owned(), "Hi".to_owned())];
     let function = fixture.function(greet, |spec| spec.env = greeting.clone()).await;
     let (_, body) = text(call(&function, request("/", r#"{"name":"Ada"}"#)).await.unwrap()).await;
@@ -67,7 +67,7 @@ async fn events_bodies_and_environment_arrive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_streams_both_ways() {
     let stream = guest!("stream");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(stream, |_| {}).await;
     let (mut sender, receiver) = futures::channel::mpsc::channel::<Result<Frame<Bytes>, BodyError>>(0);
     let body = StreamBody::new(receiver).boxed_unsync();
@@ -94,7 +94,7 @@ async fn a_body_streams_both_ways() {
 #[tokio::test(flavor = "multi_thread")]
 async fn counters_start_anew_unless_instances_are_reused() {
     let counter = guest!("counter");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let fresh = fixture.function(counter.clone(), |_| {}).await;
     let reuse = fixture.function(counter, |spec| spec.isolation = Isolation::Reuse).await;
     for count in 1..=3 {
@@ -110,7 +110,7 @@ async fn counters_start_anew_unless_instances_are_reused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn guest_output_is_written_to_the_log() {
     let logger = guest!("logger");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(logger, |_| {}).await;
     ask(&function, "/?lines=2").await;
     let log = fixture.log("f");
@@ -122,7 +122,7 @@ async fn guest_output_is_written_to_the_log() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_without_an_end_is_its_requests_own() {
     let logger = guest!("logger");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     for isolation in [Isolation::Fresh, Isolation::Reuse] {
         let function = fixture.function(logger.clone(), |spec| spec.isolation = isolation).await;
         for part in ["one", "two"] {
@@ -139,7 +139,7 @@ async fn a_line_without_an_end_is_its_requests_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_exits_before_answering_is_an_error() {
     let panic = guest!("panic");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(panic, |_| {}).await;
     let error = call(&function, get("/?exit=3")).await.err().unwrap();
     assert!(
@@ -151,7 +151,7 @@ async fn a_guest_that_exits_before_answering_is_an_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_is_reported_and_logged() {
     let panic = guest!("panic");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(panic, |_| {}).await;
     let error = call(&function, get("/")).await.err().unwrap();
     assert!(matches!(&error, CallError::Trapped(what) if what.contains("unreachable")), "{error}");
@@ -162,7 +162,7 @@ async fn a_panic_is_reported_and_logged() {
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_up_to_the_limit() {
     let hog = guest!("memory-hog");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(hog, |_| {}).await;
     let (status, body) = ask(&function, "/?mib=40").await;
     assert_eq!(status, 200, "{body}");
@@ -173,7 +173,7 @@ async fn memory_up_to_the_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_without_end_is_cut_at_its_limit() {
     let flood = guest!("flood");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(flood, |spec| spec.response_bytes_max = 10 << 20).await;
     let answer = call(&function, get("/")).await.unwrap();
     let mut body = answer.response.into_body();
@@ -197,7 +197,7 @@ async fn a_body_without_end_is_cut_at_its_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_deadline_covers_the_body() {
     let stream = guest!("stream");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(stream, |spec| spec.timeout = Duration::from_millis(300)).await;
     function.load().await.unwrap();
     let asked = get("/?chunks=100&ms=50");
@@ -213,7 +213,7 @@ async fn the_deadline_covers_the_body() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sleeping_guest_costs_a_slot_and_no_thread() {
     let sleep = guest!("sleep");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(sleep, |_| {}).await;
     function.load().await.unwrap();
     let started = Instant::now();
@@ -237,7 +237,7 @@ async fn a_sleeping_guest_costs_a_slot_and_no_thread() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_given_twice_is_given_once() {
     let (twice, silent) = (guest!("twice"), guest!("silent"));
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture.function(twice, |_| {}).await;
     assert_eq!(ask(&function, "/").await.1, "first\n");
     eventually("the log tells", || fixture.log("f").contains("the function trapped")).await;
@@ -248,7 +248,7 @@ async fn an_answer_given_twice_is_given_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn endless_output_does_not_slow_other_calls() {
     let (flood, logger) = (guest!("flood"), guest!("logger"));
-    let fixture = Fixture::with(small());
+    let fixture = WasmHostFixture::with(small());
     let function = fixture.function(flood, |spec| spec.log_bytes_per_second = Some(1 << 20)).await;
     function.load().await.unwrap();
     let error = call_within(&function, get("/log"), Duration::from_secs(2)).await.err().unwrap();

@@ -30,7 +30,7 @@ const ALLOCATES: &str = r#"(memory 1)
         (br_if $again (i32.lt_u (local.get $at) (i32.const 45000000))))
       (call $answer (local.get 1)))"#;
 
-async fn function(fixture: &Fixture, name: &str, module: &str) -> Arc<dyn HostedFunction> {
+async fn function(fixture: &WasmHostFixture, name: &str, module: &str) -> Arc<dyn HostedFunction> {
     let component = fixture.upload(handler(module)).await;
     use mayfly_runtime::FunctionHost as _;
     fixture.host.prepare(spec(name, component))
@@ -39,7 +39,7 @@ async fn function(fixture: &Fixture, name: &str, module: &str) -> Arc<dyn Hosted
 /// Calls a function next to four neighbours that are called in a loop, until `time` is over; returns the number of
 /// answers.
 async fn answers_beside(neighbour: &str, time: Duration) -> u32 {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let victim = function(&fixture, "victim", QUICK).await;
     let neighbour = function(&fixture, "neighbour", neighbour).await;
     ask(&victim, "/").await;
@@ -80,7 +80,7 @@ async fn computing_neighbours_leave_the_serving_thread_to_others() {
 
 #[tokio::test]
 async fn a_bulk_instruction_is_interrupted_at_the_deadline() {
-    let fixture = Fixture::with(Config { instances_max: Some(4), ..Config::default() });
+    let fixture = WasmHostFixture::with(Config { instances_max: Some(4), ..Config::default() });
     // One instruction that would take a second or more if it were not split: 2 GiB of new memory.
     let fills = r#"(memory 32768)
         (func (export "handle") (param i32 i32)
@@ -100,7 +100,7 @@ async fn a_bulk_instruction_is_interrupted_at_the_deadline() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_slow_function_leaves_slots_to_others() {
-    let fixture = Fixture::with(Config { instances_max: Some(32), slot_wait_max: SECOND, ..small() });
+    let fixture = WasmHostFixture::with(Config { instances_max: Some(32), slot_wait_max: SECOND, ..small() });
     let slow = function(&fixture, "slow", SPINS).await;
     let quick = function(&fixture, "quick", QUICK).await;
     slow.load().await.unwrap();
@@ -138,7 +138,7 @@ async fn long_calls_answer_like_short_ones() {
               {then})"#
         )
     };
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let answers = function(&fixture, "answers", &spins_first("(call $answer (local.get 1))")).await;
     let traps = function(&fixture, "traps", &spins_first("unreachable")).await;
     let both =

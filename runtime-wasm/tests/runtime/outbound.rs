@@ -54,7 +54,7 @@ impl Upstream {
     }
 }
 
-async fn proxy(fixture: &Fixture, component: Vec<u8>, egress: &[String]) -> Arc<dyn HostedFunction> {
+async fn proxy(fixture: &WasmHostFixture, component: Vec<u8>, egress: &[String]) -> Arc<dyn HostedFunction> {
     let rules = egress.iter().map(|rule| rule.parse().unwrap()).collect();
     fixture.function(component, |spec| spec.egress = rules).await
 }
@@ -66,7 +66,7 @@ async fn through(function: &Arc<dyn HostedFunction>, url: &str) -> (StatusCode, 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_listed_destinations_are_reachable() {
     let component = guest!("proxy");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let upstream = Upstream::start().await;
     let Upstream { address, connections, requests } = &upstream;
     let function = proxy(&fixture, component.clone(), &[format!("http://{address}")]).await;
@@ -101,7 +101,7 @@ async fn only_listed_destinations_are_reachable() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_listed_name_does_not_reach_private_addresses() {
     let component = guest!("proxy");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let upstream = Upstream::start().await;
     let port = upstream.address.port();
     // This host's own name resolves to one of its own addresses.
@@ -130,7 +130,7 @@ async fn a_listed_name_does_not_reach_private_addresses() {
 async fn upstreams_that_fail_are_told_apart() {
     let component = guest!("proxy");
     let egress = EgressConfig { first_byte_timeout: Duration::from_millis(200), ..EgressConfig::default() };
-    let fixture = Fixture::with(Config {
+    let fixture = WasmHostFixture::with(Config {
         egress: EgressConfig { connect_timeout: Duration::from_millis(200), ..egress },
         ..small()
     });

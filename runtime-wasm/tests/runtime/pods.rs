@@ -23,16 +23,21 @@ use tokio::{
 pub(crate) const ANSWERS: &str = r#"(func (export "handle") (param i32 i32) (call $answer (local.get 1)))"#;
 
 pub(crate) struct Pod<'a> {
-    fixture: &'a Fixture,
+    fixture: &'a WasmHostFixture,
     pub(crate) spec: ContainerSpec,
 }
 
 impl<'a> Pod<'a> {
-    async fn new(fixture: &'a Fixture, component: Digest, labels: &[(&str, &str)]) -> Self {
+    async fn new(fixture: &'a WasmHostFixture, component: Digest, labels: &[(&str, &str)]) -> Self {
         Self::at(Ipv4Addr::LOCALHOST, fixture, component, labels).await
     }
 
-    async fn at(address: Ipv4Addr, fixture: &'a Fixture, component: Digest, labels: &[(&str, &str)]) -> Self {
+    async fn at(
+        address: Ipv4Addr,
+        fixture: &'a WasmHostFixture,
+        component: Digest,
+        labels: &[(&str, &str)],
+    ) -> Self {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         let uid = PodUid(format!("uid-{number}"));
@@ -89,7 +94,7 @@ impl<'a> Pod<'a> {
 }
 
 async fn run(
-    fixture: &Fixture,
+    fixture: &WasmHostFixture,
     component: Vec<u8>,
     edit: impl FnOnce(&mut ContainerSpec),
 ) -> (i32, String, String) {
@@ -102,7 +107,7 @@ async fn run(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_end_with_their_codes() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let well = command(r#"(func (export "run") (result i32) (i32.const 0))"#);
     assert_eq!(run(&fixture, well, |_| {}).await, (0, "Completed".into(), String::new()));
     let fails = command(r#"(func (export "run") (result i32) (i32.const 1))"#);
@@ -136,7 +141,7 @@ async fn programs_end_with_their_codes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_gets_arguments_and_environment() {
     let job = guest!("job");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture.upload(job).await;
     let mut pod = Pod::new(&fixture, component, &[]).await;
     pod.spec.args = vec!["one".into(), "two words".into()];
@@ -155,7 +160,7 @@ async fn a_program_gets_arguments_and_environment() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_has_its_folders_and_the_end_of_its_output_is_kept() {
     let component = guest!("bad-job");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture.upload(component).await;
     for (args, expected) in [(["exit", "7"], 7), (["panic", ""], 134), (["oom", ""], 137)] {
         let folder = tempfile::tempdir().unwrap();
@@ -190,7 +195,7 @@ async fn a_job_has_its_folders_and_the_end_of_its_output_is_kept() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_running_program_is_stopped_without_grace_period() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture
         .upload(command(r#"(func (export "run") (result i32) (loop $l (br $l)) (i32.const 0))"#))
         .await;
@@ -212,7 +217,7 @@ async fn a_running_program_is_stopped_without_grace_period() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_takes_the_slot_of_an_idle_instance() {
-    let fixture = Fixture::with(mayfly_runtime_wasm::Config { instances_max: Some(1), ..small() });
+    let fixture = WasmHostFixture::with(mayfly_runtime_wasm::Config { instances_max: Some(1), ..small() });
     let mut reuse = spec("reuse", fixture.upload(handler(ANSWERS)).await);
     reuse.isolation = Isolation::Reuse;
     ask(&fixture.host.prepare(reuse), "/").await;
@@ -224,7 +229,7 @@ async fn a_program_takes_the_slot_of_an_idle_instance() {
 
 /// A serving pod at an address of its own: after the test releases the port for the pod, no other process can take it,
 /// or answer there later.
-pub(crate) async fn serving(fixture: &Fixture, component: Vec<u8>) -> (Pod<'_>, SocketAddr) {
+pub(crate) async fn serving(fixture: &WasmHostFixture, component: Vec<u8>) -> (Pod<'_>, SocketAddr) {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let of_process = (std::process::id() & 0x3fff) << 3;
     let own = of_process | NEXT.fetch_add(1, std::sync::atomic::Ordering::SeqCst) & 7;
@@ -248,7 +253,7 @@ pub(crate) async fn served(mut stream: TcpStream) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_component_that_answers_serves_http_on_the_pods_address() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
     let _open = served(TcpStream::connect(address).await.unwrap()).await;
     fixture.host.stop_container(&pod.spec.id, Duration::from_secs(5)).await.unwrap();
@@ -260,7 +265,7 @@ async fn a_component_that_answers_serves_http_on_the_pods_address() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pods_response_arrives_when_the_request_body_is_unread() {
     const UPLOAD_BYTES: usize = 16 << 20;
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
     let mut stream = TcpStream::connect(address).await.unwrap();
     let head = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {UPLOAD_BYTES}\r\n\r\n");
@@ -275,7 +280,7 @@ async fn a_pods_response_arrives_when_the_request_body_is_unread() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_at_its_connection_limit_can_be_stopped() {
     let config = mayfly_runtime_wasm::Config { pod_connections_max: 1, ..small() };
-    let fixture = Fixture::with(config);
+    let fixture = WasmHostFixture::with(config);
     let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
     let _open = served(TcpStream::connect(address).await.unwrap()).await;
     fixture.host.stop_container(&pod.spec.id, Duration::from_secs(5)).await.unwrap();
@@ -285,7 +290,7 @@ async fn a_pod_at_its_connection_limit_can_be_stopped() {
 /// The guests of a pod end with it, before or after their answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn guests_of_a_pod_end_with_the_pod() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let answering = r#"(func (export "handle") (param i32 i32) (loop $again (br $again)))"#;
     let working_on = r#"(func (export "handle") (param i32 i32)
         (call $answer (local.get 1)) (loop $again (br $again)))"#;
@@ -312,7 +317,7 @@ async fn connections_of_stalled_clients_are_closed() {
         pod_stall_timeout: Duration::from_secs(1),
         ..small()
     };
-    let fixture = Fixture::with(config);
+    let fixture = WasmHostFixture::with(config);
     let (pod, address) = serving(&fixture, component).await;
     let mut deaf = TcpStream::connect(address).await.unwrap();
     deaf.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
@@ -326,7 +331,7 @@ async fn connections_of_stalled_clients_are_closed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_keep_their_revision_loaded() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let component = fixture.upload(handler(ANSWERS)).await;
     let function = fixture.host.prepare(spec("f", component));
     let labels = [(wellknown::LABEL_REVISION, "f-00001")];
@@ -353,7 +358,7 @@ const PAGE: u64 = 64 << 10;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn running_containers_report_their_usage() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     assert_eq!(fixture.host.usage(), []);
     let spins = r#"(memory 3) (func (export "run") (result i32) (loop $l (br $l)) (i32.const 0))"#;
     let spins = fixture.upload(command(spins)).await;
@@ -392,7 +397,7 @@ async fn running_containers_report_their_usage() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_starts_report_the_reason() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let missing = Pod::new(&fixture, Digest::of(b"nothing"), &[]).await;
     let error = missing.start().await.unwrap_err();
     let told = matches!(&error, RuntimeError::ImageMissing(why) if why.contains("mayfly artifact push"));

@@ -32,7 +32,7 @@ struct TestPolicies {
 }
 
 impl TestPolicies {
-    fn attached_to(fixture: &Fixture) -> Arc<Self> {
+    fn attached_to(fixture: &WasmHostFixture) -> Arc<Self> {
         let policies = Arc::<Self>::default();
         fixture.host.attach_policies(policies.clone());
         policies
@@ -81,7 +81,7 @@ async fn is_refused(mut stream: TcpStream) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_accepts_the_clients_that_policies_admit() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let policies = TestPolicies::attached_to(&fixture);
     let (pod, address) = serving(&fixture, handler(ANSWERS)).await;
     let [friend, stranger] = [Ipv4Addr::new(127, 93, 0, 1), Ipv4Addr::new(127, 93, 0, 2)];
@@ -104,7 +104,7 @@ async fn a_pod_accepts_the_clients_that_policies_admit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn guests_reach_what_policies_allow() {
     let component = guest!("proxy");
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let policies = TestPolicies::attached_to(&fixture);
     let (_pod, upstream) = serving(&fixture, handler(ANSWERS)).await;
     policies.admit(&[Ipv4Addr::LOCALHOST]);

@@ -59,7 +59,7 @@ fn filler(pages: u32, data: usize) -> Vec<u8> {
 }
 
 async fn rounds(wipe: Wipe) {
-    let fixture = Fixture::with(Config { wipe, instances_max: Some(6), ..Config::default() });
+    let fixture = WasmHostFixture::with(Config { wipe, instances_max: Some(6), ..Config::default() });
     // Small and large, with and without initial data; limits below and above the number of bytes that slots keep.
     let mut functions: Vec<Arc<dyn HostedFunction>> = Vec::new();
     for (index, (pages, data, limit)) in
@@ -105,7 +105,7 @@ async fn nothing_is_left_for_the_next_instance_without_the_kernels_help() {
 /// Verifies that the filler detects changes: two rounds in one instance.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_filler_traps_if_memory_was_not_wiped() {
-    let fixture = Fixture::new();
+    let fixture = WasmHostFixture::new();
     let function = fixture
         .function(filler(3, 9000), |spec| spec.isolation = mayfly_api::function::Isolation::Reuse)
         .await;
@@ -117,7 +117,7 @@ async fn the_filler_traps_if_memory_was_not_wiped() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_dirty_example_finds_nothing() {
     let dirty = guest!("dirty");
-    let fixture = Fixture::with(Config { instances_max: Some(2), ..Config::default() });
+    let fixture = WasmHostFixture::with(Config { instances_max: Some(2), ..Config::default() });
     let component = fixture.upload(dirty).await;
     let one = fixture.host.prepare(spec("one", component));
     let other = fixture.host.prepare(spec("other", component));

@@ -21,7 +21,7 @@ use mayfly_runtime::{
 };
 use mayfly_runtime_wasm::{Config, WasmHost};
 
-pub(crate) struct Fixture {
+pub(crate) struct WasmHostFixture {
     pub(crate) host: WasmHost,
     pub(crate) artifacts: Artifacts,
     pub(crate) logs: LogWriter,
@@ -30,7 +30,7 @@ pub(crate) struct Fixture {
     pub(crate) folder: tempfile::TempDir,
 }
 
-impl Fixture {
+impl WasmHostFixture {
     pub(crate) fn new() -> Self {
         Self::with(small())
     }

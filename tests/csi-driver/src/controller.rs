@@ -10,7 +10,7 @@ use mayfly_csi::proto::{
 };
 use tonic::{Request, Response, Status};
 
-use crate::{HostPathService, block::is_block, state::VolumeState};
+use crate::{HostPathService, block::is_block, state::DriverVolume};
 
 /// The size of a volume whose request has none.
 const BYTES_DEFAULT: i64 = 1 << 20;
@@ -50,11 +50,11 @@ impl Controller for HostPathService {
             if volumes.volumes.get(&id).is_some_and(|known| known.bytes != bytes) {
                 return Err(Status::already_exists("a volume of this name and another size exists"));
             }
-            let volume = VolumeState {
+            let volume = DriverVolume {
                 name: request.name.clone(),
                 bytes,
                 node_bytes: bytes,
-                ..VolumeState::default()
+                ..DriverVolume::default()
             };
             volumes.create(&id, volume)?;
             let here =
@@ -76,7 +76,7 @@ impl Controller for HostPathService {
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
         let id = request.into_inner().volume_id;
         self.run("DeleteVolume", |volumes| {
-            if volumes.volumes.get(&id).is_some_and(VolumeState::is_in_use) {
+            if volumes.volumes.get(&id).is_some_and(DriverVolume::is_in_use) {
                 return Err(Status::failed_precondition("the volume is in use"));
             }
             volumes.remove(&id)?;

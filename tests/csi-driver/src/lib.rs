@@ -2,7 +2,7 @@
 //!
 //! **Belongs here:** the identity, controller and node services on one socket and the registration service on another
 //! ([`HostPathDriver`]); the state of the volumes, which outlives the driver ([`state`]); block devices ([`block`]);
-//! injected faults ([`Fault`]).
+//! injected faults ([`CallFault`]).
 //! The state machine is that of the public `csi-driver-host-path`: a volume is attached, staged, published and back;
 //! each step is idempotent, and a step out of order is rejected. It is written against the protocol only.
 //!
@@ -48,7 +48,7 @@ use state::VolumeStates;
 
 /// A fault of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum CallFault {
     /// Returns this code without doing anything.
     Refuse(Code),
     /// Returns success without doing anything.
@@ -88,7 +88,7 @@ impl std::fmt::Debug for HostPathDriver {
 pub(crate) struct Shared {
     pub(crate) config: DriverConfig,
     pub(crate) volumes: Mutex<VolumeStates>,
-    faults: Mutex<BTreeMap<String, Fault>>,
+    faults: Mutex<BTreeMap<String, CallFault>>,
     /// The problem of all volumes that the statistics report.
     pub(crate) problem: Mutex<Option<String>>,
     calls: Mutex<Vec<String>>,
@@ -145,7 +145,7 @@ impl HostPathDriver {
     }
 
     /// Sets or clears the fault of all further calls of this name.
-    pub fn set_fault(&self, call: &str, fault: Option<Fault>) {
+    pub fn set_fault(&self, call: &str, fault: Option<CallFault>) {
         let mut faults = self.shared.faults.lock();
         match fault {
             Some(fault) => _ = faults.insert(call.to_owned(), fault),
@@ -197,9 +197,9 @@ impl HostPathService {
         self.shared.calls.lock().push(call.to_owned());
         let fault = self.shared.faults.lock().get(call).copied();
         match fault {
-            Some(Fault::Refuse(code)) => return Err(Status::new(code, "as the test wants it")),
-            Some(Fault::Lie) => return Ok(Response::new(R::default())),
-            Some(Fault::Hang) | None => {}
+            Some(CallFault::Refuse(code)) => return Err(Status::new(code, "as the test wants it")),
+            Some(CallFault::Lie) => return Ok(Response::new(R::default())),
+            Some(CallFault::Hang) | None => {}
         }
         let done = {
             let mut volumes = self.shared.volumes.lock();
@@ -207,7 +207,7 @@ impl HostPathService {
             volumes.save().map_err(|error| Status::internal(error.to_string()))?;
             done
         };
-        if fault == Some(Fault::Hang) {
+        if fault == Some(CallFault::Hang) {
             std::future::pending::<()>().await;
         }
         done.map(Response::new)

@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 use crate::{
     HostPathService,
     block::is_block,
-    state::{VolumeState, VolumeStates},
+    state::{DriverVolume, VolumeStates},
 };
 
 /// The key with which the kubelet marks an inline volume.
@@ -48,7 +48,7 @@ fn publish(volumes: &mut VolumeStates, request: &NodePublishVolumeRequest) -> Re
     let is_ephemeral = request.volume_context.get(EPHEMERAL).is_some_and(|text| text == "true");
     if is_ephemeral {
         let volume =
-            VolumeState { name: request.volume_id.clone(), ephemeral: true, ..VolumeState::default() };
+            DriverVolume { name: request.volume_id.clone(), ephemeral: true, ..DriverVolume::default() };
         volumes.create(&request.volume_id, volume)?;
     }
     let volume = volumes.get(&request.volume_id)?;

@@ -12,14 +12,14 @@ use tonic::Status;
 /// All volumes by their ids.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct VolumeStates {
-    pub volumes: BTreeMap<String, VolumeState>,
+    pub volumes: BTreeMap<String, DriverVolume>,
     #[serde(skip)]
     folder: PathBuf,
 }
 
 /// A volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VolumeState {
+pub struct DriverVolume {
     pub name: String,
     pub bytes: i64,
     /// Whether `NodePublishVolume` created it for one pod.
@@ -35,7 +35,7 @@ pub struct VolumeState {
     pub device: Option<PathBuf>,
 }
 
-impl VolumeState {
+impl DriverVolume {
     pub fn is_in_use(&self) -> bool {
         self.attached.is_some() || !self.staged.is_empty() || !self.published.is_empty()
     }
@@ -62,7 +62,7 @@ impl VolumeStates {
         self.folder.join(id)
     }
 
-    pub(crate) fn get(&mut self, id: &str) -> Result<&mut VolumeState, Status> {
+    pub(crate) fn get(&mut self, id: &str) -> Result<&mut DriverVolume, Status> {
         if id.is_empty() {
             return Err(Status::invalid_argument("the volume id is missing"));
         }
@@ -70,7 +70,7 @@ impl VolumeStates {
     }
 
     /// Creates a volume, unless one with this id exists.
-    pub(crate) fn create(&mut self, id: &str, volume: VolumeState) -> Result<(), Status> {
+    pub(crate) fn create(&mut self, id: &str, volume: DriverVolume) -> Result<(), Status> {
         let refused = |error: io::Error| Status::internal(error.to_string());
         fs::create_dir_all(self.data(id)).map_err(refused)?;
         self.volumes.entry(id.to_owned()).or_insert(volume);

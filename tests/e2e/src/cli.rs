@@ -23,7 +23,7 @@ pub struct Cli {
 
 /// The result of a command.
 #[derive(Debug)]
-pub struct Finished {
+pub struct CliOutput {
     /// `None` if a signal ended it.
     pub code: Option<i32>,
     pub stdout: String,
@@ -46,10 +46,10 @@ impl Cli {
     }
 
     /// Runs a command until it exits.
-    pub async fn run(&self, arguments: &[&str]) -> Result<Finished> {
+    pub async fn run(&self, arguments: &[&str]) -> Result<CliOutput> {
         let output = tokio::time::timeout(TIMEOUT, self.command(arguments)?.output());
         let output = output.await.with_context(|| format!("mayfly {arguments:?} did not end"))??;
-        Ok(Finished {
+        Ok(CliOutput {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -84,7 +84,7 @@ impl Cli {
     }
 
     /// Runs a command with this on its stdin.
-    pub async fn with_stdin(&self, arguments: &[&str], stdin: &[u8]) -> Result<Finished> {
+    pub async fn with_stdin(&self, arguments: &[&str], stdin: &[u8]) -> Result<CliOutput> {
         let mut command = self.command(arguments)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
@@ -96,7 +96,7 @@ impl Cli {
         }
         drop(pipe);
         let output = tokio::time::timeout(TIMEOUT, child.wait_with_output()).await??;
-        Ok(Finished {
+        Ok(CliOutput {
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),

@@ -36,13 +36,13 @@ impl std::fmt::Debug for Http {
 
 /// A complete response.
 #[derive(Debug)]
-pub struct Answer {
+pub struct CompleteResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
 
-impl Answer {
+impl CompleteResponse {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
@@ -85,11 +85,11 @@ impl Http {
         self.address
     }
 
-    pub async fn get(&self, path: &str) -> Result<Answer> {
+    pub async fn get(&self, path: &str) -> Result<CompleteResponse> {
         self.call(self.request(Method::GET, path), full("")).await
     }
 
-    pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> Result<Answer> {
+    pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> Result<CompleteResponse> {
         self.call(self.request(Method::POST, path), full(body)).await
     }
 
@@ -98,12 +98,12 @@ impl Http {
     }
 
     /// Sends a request and reads the whole response.
-    pub async fn call(&self, request: http::request::Builder, body: Body) -> Result<Answer> {
+    pub async fn call(&self, request: http::request::Builder, body: Body) -> Result<CompleteResponse> {
         let response = self.open(request, body).await?;
         let (head, body) = response.into_parts();
         let body = tokio::time::timeout(TIMEOUT, body.collect()).await.context("the body did not end")?;
         let body = body.context("the body was cut short")?.to_bytes();
-        Ok(Answer { status: head.status, headers: head.headers, body })
+        Ok(CompleteResponse { status: head.status, headers: head.headers, body })
     }
 
     /// Sends a request; returns the response as soon as its head has arrived.

@@ -19,9 +19,9 @@ mod up;
 pub mod wait;
 
 pub use api::{Api, ApiAnswer, digest_of};
-pub use cli::{Cli, Finished};
+pub use cli::{Cli, CliOutput};
 pub use guests::guest;
-pub use http_client::{Answer, Body, Http, full, streamed};
+pub use http_client::{Body, CompleteResponse, Http, full, streamed};
 pub use load::{Latencies, flags};
 pub use manifests::{function, is_ready, ready_replicas};
 pub use up::{Start, Up, binary};

@@ -76,7 +76,7 @@ impl Start {
     }
 
     /// Starts a server that must exit by itself; returns its exit status and output.
-    pub async fn refused(self) -> Result<cli::Finished> {
+    pub async fn refused(self) -> Result<cli::CliOutput> {
         let (_folder, data) = self.place()?;
         let log = log_beside(&data).with_extension("refused");
         let mut process = self.spawn(&data, &log)?;
@@ -86,7 +86,7 @@ impl Start {
                 let said = std::fs::read(&log).unwrap_or_default();
                 let _ = std::fs::remove_file(&log);
                 let said = String::from_utf8_lossy(&said).into_owned();
-                return Ok(cli::Finished { code: status.code(), stdout: String::new(), stderr: said });
+                return Ok(cli::CliOutput { code: status.code(), stdout: String::new(), stderr: said });
             }
             if Instant::now() > deadline {
                 process.kill()?;

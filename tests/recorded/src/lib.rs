@@ -40,13 +40,13 @@ pub trait ReplayTarget {
 
 /// The number of exchanges of a replay that agree.
 #[derive(Debug, Default)]
-pub struct Count {
+pub struct ReplayCount {
     pub all: usize,
     pub strict: usize,
     pub lenient: usize,
 }
 
-impl Count {
+impl ReplayCount {
     fn add(&mut self, other: &Self) {
         self.all += other.all;
         self.strict += other.strict;
@@ -54,7 +54,7 @@ impl Count {
     }
 }
 
-impl std::fmt::Display for Count {
+impl std::fmt::Display for ReplayCount {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let percent = |part: usize| part * 100 / self.all.max(1);
         write!(
@@ -83,16 +83,16 @@ pub fn is_partial() -> bool {
     clippy::print_stdout,
     reason = "the runner counts skipped tests, and the counts are what one reads here"
 )]
-pub async fn run<F>(test: &str, replay_one: impl Fn(Value, usize) -> F) -> Option<Count>
+pub async fn run<F>(test: &str, replay_one: impl Fn(Value, usize) -> F) -> Option<ReplayCount>
 where
-    F: Future<Output = (Count, String)>,
+    F: Future<Output = (ReplayCount, String)>,
 {
     let Some(folder) = folder() else {
         println!("SKIPPED {test}: no test data (MAYFLY_TESTDATA)");
         return None;
     };
     let only = std::env::var("MAYFLY_RECORDED_CASE").ok();
-    let (mut total, mut report, mut number) = (Count::default(), String::new(), 0);
+    let (mut total, mut report, mut number) = (ReplayCount::default(), String::new(), 0);
     let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     for path in files.into_iter().filter(|path| path.extension().is_some_and(|e| e == "json")) {
@@ -103,7 +103,7 @@ where
         });
         let (alone, together): (Vec<_>, Vec<_>) =
             scenarios.into_iter().partition(|scenario| scenario["alone"] == true);
-        let mut count = Count::default();
+        let mut count = ReplayCount::default();
         for (scenarios, at_once) in [(together, SCENARIOS_AT_ONCE), (alone, 1)] {
             let replays = scenarios.into_iter().map(|scenario| {
                 number += 1;
@@ -136,7 +136,7 @@ fn folder() -> Option<PathBuf> {
 }
 
 /// Replays one scenario. Returns the count and a description of every difference.
-pub async fn replay<T: ReplayTarget>(target: &T, scenario: &Value, at: usize) -> (Count, String) {
+pub async fn replay<T: ReplayTarget>(target: &T, scenario: &Value, at: usize) -> (ReplayCount, String) {
     let mut report = String::new();
     let mut bound = Bound::default();
     for (number, placeholder) in names(scenario, "namespaces").into_iter().enumerate() {
@@ -147,7 +147,7 @@ pub async fn replay<T: ReplayTarget>(target: &T, scenario: &Value, at: usize) ->
     for (number, placeholder) in names(scenario, "names").into_iter().enumerate() {
         bound.0.insert(placeholder, format!("nm-{at}-{number}"));
     }
-    let mut count = Count::default();
+    let mut count = ReplayCount::default();
     for (number, exchange) in scenario["exchanges"].as_array().unwrap().iter().enumerate() {
         count.all += 1;
         if T::CONTROLLERS {

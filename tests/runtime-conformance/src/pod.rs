@@ -11,7 +11,7 @@ use crate::{PATIENCE, RuntimeFixture, TestProgram};
 
 /// The end of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ContainerEnd {
+pub(crate) struct ObservedEnd {
     pub(crate) exit_code: i32,
     pub(crate) reason: String,
 }
@@ -124,18 +124,18 @@ impl<'a> TestPod<'a> {
     }
 
     /// The end of the container, if it is known.
-    pub(crate) fn end_now(&self) -> Option<ContainerEnd> {
+    pub(crate) fn end_now(&self) -> Option<ObservedEnd> {
         match self.state()? {
             ContainerState::Waiting { .. } | ContainerState::Running { .. } => None,
             ContainerState::Exited { started, finished, exit_code, reason, .. } => {
                 assert!(started <= finished, "{started} is after {finished}");
-                Some(ContainerEnd { exit_code, reason })
+                Some(ObservedEnd { exit_code, reason })
             }
         }
     }
 
     /// Waits for the end of the container, woken only by the runtime's change notifications.
-    pub(crate) async fn end(&self) -> ContainerEnd {
+    pub(crate) async fn end(&self) -> ObservedEnd {
         let mut changes = self.runtime.changes();
         loop {
             if let Some(end) = self.end_now() {

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::{simulation_state::SimulationState, wire::Wire};
+use crate::{simulation_state::SimulationState, wire::SimulatedWire};
 
 pub const NODES: u32 = 6;
 /// Room for all workloads of a run, not much more: see `workloads.rs`.
@@ -29,13 +29,14 @@ const NODE_EVICTION_AFTER: Duration = Duration::from_secs(30);
 
 /// A process of the control plane beside the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum ControlPlanePart {
     Controllers,
     Scheduler,
     Nodes,
 }
 
-pub const PARTS: [Part; 3] = [Part::Controllers, Part::Scheduler, Part::Nodes];
+pub const PARTS: [ControlPlanePart; 3] =
+    [ControlPlanePart::Controllers, ControlPlanePart::Scheduler, ControlPlanePart::Nodes];
 
 struct RunningPart {
     crashed: CancellationToken,
@@ -49,7 +50,7 @@ pub struct ControlPlane {
     store: Store,
     artifacts: Artifacts,
     _folder: TempDir,
-    parts: BTreeMap<Part, RunningPart>,
+    parts: BTreeMap<ControlPlanePart, RunningPart>,
 }
 
 impl std::fmt::Debug for ControlPlane {
@@ -58,7 +59,7 @@ impl std::fmt::Debug for ControlPlane {
     }
 }
 
-impl Part {
+impl ControlPlanePart {
     pub fn name(self) -> &'static str {
         match self {
             Self::Controllers => "controllers",
@@ -115,9 +116,9 @@ impl ControlPlane {
         }
     }
 
-    pub fn start(&mut self, part: Part) {
+    pub fn start(&mut self, part: ControlPlanePart) {
         let (crashed, stop) = (CancellationToken::new(), CancellationToken::new());
-        let wire = Wire {
+        let wire = SimulatedWire {
             simulation: self.simulation.clone(),
             part: part.name(),
             user: part.user(),
@@ -130,7 +131,7 @@ impl ControlPlane {
     }
 
     /// Ends a part at once: its requests under way reach the server or not, and it learns of none.
-    pub fn crash(&mut self, part: Part) {
+    pub fn crash(&mut self, part: ControlPlanePart) {
         if let Some(running) = self.parts.remove(&part) {
             self.simulation.trace(format_args!("{} crashes", part.name()));
             running.crashed.cancel();
@@ -140,7 +141,7 @@ impl ControlPlane {
     }
 
     /// Ends a part as an operator does: it finishes what is under way.
-    pub async fn stop(&mut self, part: Part) {
+    pub async fn stop(&mut self, part: ControlPlanePart) {
         if let Some(running) = self.parts.remove(&part) {
             running.stop.cancel();
             let _ = running.task.await;
@@ -150,19 +151,19 @@ impl ControlPlane {
     }
 }
 
-fn run_part(part: Part, wire: Wire, stop: CancellationToken) -> BoxFuture<'static, ()> {
+fn run_part(part: ControlPlanePart, wire: SimulatedWire, stop: CancellationToken) -> BoxFuture<'static, ()> {
     let client = wire.client();
     let informers = Informers::create(client.clone(), stop.clone());
     match part {
-        Part::Controllers => {
+        ControlPlanePart::Controllers => {
             let controllers = Controllers::create(controllers(), client, &informers);
             Box::pin(controllers.run(stop))
         }
-        Part::Scheduler => {
+        ControlPlanePart::Scheduler => {
             let scheduler = Scheduler::create(Default::default(), client, &informers);
             Box::pin(scheduler.run(stop))
         }
-        Part::Nodes => {
+        ControlPlanePart::Nodes => {
             let config = mayfly_simulated::Config {
                 count: NODES,
                 cpu_millis: NODE_CPU_MILLIS,

@@ -10,7 +10,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
-use mayfly_sim::run::{Options, run};
+use mayfly_sim::run::{SimulationOptions, run};
 
 fn main() -> ExitCode {
     match options().and_then(run) {
@@ -33,12 +33,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn options() -> Result<Options> {
+fn options() -> Result<SimulationOptions> {
     if std::env::var_os("RUST_LOG").is_some() {
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     }
-    let mut options = Options { seed: 0, broken: None, is_trace_printed: false };
+    let mut options = SimulationOptions { seed: 0, broken: None, is_trace_printed: false };
     let mut seed = None;
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {

@@ -7,7 +7,7 @@ use mayfly_apiserver::User;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    control_plane::{ControlPlane, NODES, PARTS, Part},
+    control_plane::{ControlPlane, ControlPlanePart, NODES, PARTS},
     faults::FaultRates,
     operations::Operations,
     oracle::STALENESS_MAX,
@@ -17,7 +17,7 @@ use crate::{
     simulation_state::SimulationState,
     trace::TraceDigest,
     user::UserClient,
-    wire::Wire,
+    wire::SimulatedWire,
     workloads::USER_FINALIZER,
 };
 
@@ -64,7 +64,7 @@ impl FromStr for Broken {
 
 /// The settings of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct SimulationOptions {
     pub seed: u64,
     pub broken: Option<Broken>,
     pub is_trace_printed: bool,
@@ -84,7 +84,7 @@ pub struct Report {
 ///
 /// # Errors
 /// The runtime or a part cannot be started.
-pub fn run(options: Options) -> Result<Report> {
+pub fn run(options: SimulationOptions) -> Result<Report> {
     os::simulate(options.seed);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build()?;
     let report = runtime.block_on(async {
@@ -118,7 +118,7 @@ impl Run {
     async fn create(simulation: Arc<SimulationState>, mut random: Random) -> Result<Self> {
         let mut cluster = ControlPlane::create(simulation.clone()).await?;
         PARTS.into_iter().for_each(|part| cluster.start(part));
-        let wire = |name: &str, part: &'static str| Wire {
+        let wire = |name: &str, part: &'static str| SimulatedWire {
             simulation: simulation.clone(),
             part,
             user: User::in_process(name),
@@ -186,7 +186,9 @@ impl Run {
                 self.cluster.start_server().await?;
             }
             at => {
-                let part = [Part::Controllers, Part::Scheduler, Part::Nodes][usize::try_from(at - 1)?];
+                let part =
+                    [ControlPlanePart::Controllers, ControlPlanePart::Scheduler, ControlPlanePart::Nodes]
+                        [usize::try_from(at - 1)?];
                 if self.random.chance(0.7) {
                     self.cluster.crash(part);
                 } else {
@@ -215,8 +217,8 @@ impl Run {
 
     /// Simulated nodes report that they are ready when they start: those that were lost or deleted come back.
     fn restart_nodes(&mut self) {
-        self.cluster.crash(Part::Nodes);
-        self.cluster.start(Part::Nodes);
+        self.cluster.crash(ControlPlanePart::Nodes);
+        self.cluster.start(ControlPlanePart::Nodes);
     }
 
     /// The cluster comes to the desired state, and to rest.

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::{faults::FaultRates, oracle::Oracle, random::Random, run::Broken, trace::Trace};
+use crate::{faults::FaultRates, oracle::Oracle, random::Random, run::Broken, trace::RunTrace};
 
 /// Resources whose objects change without a change of the cluster.
 const RESTLESS: [&str; 2] = ["leases.coordination.k8s.io", "events"];
@@ -22,7 +22,7 @@ const RESTLESS: [&str; 2] = ["leases.coordination.k8s.io", "events"];
 pub struct SimulationState {
     begin: Instant,
     pub oracle: Mutex<Oracle>,
-    pub trace: Mutex<Trace>,
+    pub trace: Mutex<RunTrace>,
     faults: Mutex<Faults>,
     server: Mutex<Option<RunningServer>>,
     /// When the state of the cluster last changed.
@@ -61,7 +61,7 @@ impl SimulationState {
         Arc::new(Self {
             begin: Instant::now(),
             oracle: Mutex::default(),
-            trace: Mutex::new(Trace::new(is_trace_printed)),
+            trace: Mutex::new(RunTrace::new(is_trace_printed)),
             faults: Mutex::new(Faults { rates: FaultRates::calm(), random, lost_nodes: BTreeSet::new() }),
             server: Mutex::default(),
             changed_at: Mutex::default(),

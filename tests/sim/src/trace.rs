@@ -7,7 +7,7 @@ const KEPT_MAX: usize = 60;
 
 /// Counts and hashes all lines, and keeps the last.
 #[derive(Debug)]
-pub struct Trace {
+pub struct RunTrace {
     last: VecDeque<String>,
     hash: u64,
     lines: u64,
@@ -22,7 +22,7 @@ pub struct TraceDigest {
     pub hash: u64,
 }
 
-impl Trace {
+impl RunTrace {
     pub fn new(is_printed: bool) -> Self {
         Self { last: VecDeque::new(), hash: FNV_BASIS, lines: 0, is_printed }
     }

@@ -24,7 +24,7 @@ use crate::{
 
 /// A connection of one part of the platform, or of the user.
 #[derive(Clone)]
-pub struct Wire {
+pub struct SimulatedWire {
     pub simulation: Arc<SimulationState>,
     /// The name of the part, for the trace.
     pub part: &'static str,
@@ -35,9 +35,9 @@ pub struct Wire {
     pub is_faultless: bool,
 }
 
-impl std::fmt::Debug for Wire {
+impl std::fmt::Debug for SimulatedWire {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Wire").field("part", &self.part).finish_non_exhaustive()
+        f.debug_struct("SimulatedWire").field("part", &self.part).finish_non_exhaustive()
     }
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for WireError {
 
 impl std::error::Error for WireError {}
 
-impl Wire {
+impl SimulatedWire {
     pub fn client(self) -> Client {
         let service = tower::service_fn(move |request| {
             let wire = self.clone();
@@ -216,7 +216,7 @@ fn answer(code: StatusCode, object: &Value) -> Response<WireBody> {
 
 /// The events of a watch on their way to its client.
 struct WatchLines {
-    wire: Wire,
+    wire: SimulatedWire,
     server_crashed: CancellationToken,
     body: Body,
     resource: String,
@@ -234,7 +234,7 @@ struct WatchLines {
 const STALL_EVERY: Duration = Duration::from_secs(30);
 
 impl WatchLines {
-    fn new(wire: Wire, server_crashed: CancellationToken, body: Body, resource: &str) -> Self {
+    fn new(wire: SimulatedWire, server_crashed: CancellationToken, body: Body, resource: &str) -> Self {
         Self {
             wire,
             server_crashed,

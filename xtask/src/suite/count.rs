@@ -6,8 +6,9 @@ use anyhow::{Context, Result};
 const SKIPPED: &str = "SKIPPED ";
 const SKIPPED_NAMELESS: &str = "skipped: ";
 
+/// The results of tests.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Count {
+pub(crate) struct TestCount {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     /// `<name>: <reason>` of skipped tests.
@@ -16,7 +17,7 @@ pub(crate) struct Count {
     pub(crate) failures: Vec<String>,
 }
 
-impl Count {
+impl TestCount {
     pub(crate) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -80,7 +81,7 @@ fn unescape(text: &str) -> String {
 /// Reads the output of `cargo test -- --show-output` line by line.
 #[derive(Default)]
 pub(crate) struct CargoTestOutput {
-    pub(crate) count: Count,
+    pub(crate) count: TestCount,
     /// Whether the line is between `successes:` and the next heading, in the output of passing tests.
     in_successes: bool,
     skips_of_this_binary: usize,
@@ -157,9 +158,9 @@ test kubectl::gets ... ok
         </testcase>
     </testsuite>
 </testsuites>"#;
-        let mut count = Count::default();
+        let mut count = TestCount::default();
         count.add_junit(xml).unwrap();
-        let expect = Count {
+        let expect = TestCount {
             passed: 2,
             failed: 1,
             skips: vec!["kubectl::gets: no <kubectl> on the PATH".into()],
@@ -207,7 +208,7 @@ test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
 ";
         let mut reader = CargoTestOutput::default();
         let shown: Vec<&str> = output.lines().filter_map(|line| reader.take(line)).collect();
-        let expect = Count {
+        let expect = TestCount {
             passed: 1,
             failed: 1,
             skips: vec!["kubectl_gets: no kubectl on the PATH".into(), "mount: not root".into()],

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use crate::script::{Cluster, key};
+use crate::script::{ScriptedCluster, key};
 
 /// A gang, and the GPUs of each of its pods; or a pod of a gang that ends.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ proptest! {
         sizes in proptest::collection::vec(1..5usize, 4),
         steps in proptest::collection::vec(gang_step(), 1..60),
     ) {
-        let mut cluster = Cluster::new();
+        let mut cluster = ScriptedCluster::new();
         cluster.run("node a cpu=8 memory=8Gi gpu=4\nnode b cpu=8 memory=8Gi gpu=3");
         let mut placed: Vec<Vec<(String, u64)>> = vec![Vec::new(); sizes.len()];
         let mut pods: HashMap<String, (usize, u64)> = HashMap::new();
@@ -85,7 +85,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #[test]
     fn nodes_are_never_over_committed(steps in proptest::collection::vec(step(), 1..80)) {
-        let mut cluster = Cluster::new();
+        let mut cluster = ScriptedCluster::new();
         let mut capacity = HashMap::new();
         let mut placed: Vec<(String, String, u64, u64)> = Vec::new();
         for (number, step) in steps.into_iter().enumerate() {

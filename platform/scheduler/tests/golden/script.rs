@@ -23,8 +23,8 @@ use mayfly_scheduler::{
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-/// A cluster as a script has made it.
-pub(crate) struct Cluster {
+/// A scheduler, and the objects that a script has created for it.
+pub(crate) struct ScriptedCluster {
     pub(crate) scheduler: Rehearsal,
     pub(crate) now: Instant,
     pods: HashMap<String, Pod>,
@@ -35,7 +35,7 @@ pub(crate) fn key(name: &str) -> ObjectKey {
     ObjectKey::new("default", name)
 }
 
-impl Cluster {
+impl ScriptedCluster {
     pub(crate) fn new() -> Self {
         Self {
             scheduler: Rehearsal::default(),
@@ -233,5 +233,5 @@ fn resource_name(short: &str) -> &str {
 pub(crate) fn check(script: &str, expected: &str) {
     let expected: String =
         expected.lines().map(str::trim).filter(|line| !line.is_empty()).map(|l| format!("{l}\n")).collect();
-    assert_eq!(Cluster::new().run(script), expected);
+    assert_eq!(ScriptedCluster::new().run(script), expected);
 }

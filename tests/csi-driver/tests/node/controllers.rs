@@ -9,7 +9,7 @@ use mayfly_api::k8s::api::{
     core::v1::{PersistentVolume, PersistentVolumeClaim},
     storage::v1::{StorageClass, VolumeAttachment},
 };
-use mayfly_csi_driver::{DriverConfig, Fault, HostPathDriver, block::BlockDevices, state::VolumeState};
+use mayfly_csi_driver::{CallFault, DriverConfig, HostPathDriver, block::BlockDevices, state::DriverVolume};
 use parking_lot::Mutex;
 use serde_json::json;
 use tonic::Code;
@@ -68,7 +68,7 @@ impl ControlledDriver {
         calls.iter().filter(|known| *known == call).count()
     }
 
-    fn volume(&self) -> Option<VolumeState> {
+    fn volume(&self) -> Option<DriverVolume> {
         self.with(|driver| driver.volumes().volumes.into_values().next())
     }
 
@@ -99,7 +99,7 @@ impl ControlledDriver {
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(node.client.clone(), "default");
         let patch = json!({"spec": {"resources": {"requests": {"storage": EXPANDED_BYTES.to_string()}}}});
         claims.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
-        let is_expanded = |volume: VolumeState| volume.node_bytes == EXPANDED_BYTES;
+        let is_expanded = |volume: DriverVolume| volume.node_bytes == EXPANDED_BYTES;
         let is_called = || self.count("NodeExpandVolume") >= expansions;
         let expanded = async || (self.volume().is_some_and(is_expanded) && is_called()).then_some(());
         node.find("the volume is expanded on the node", expanded).await;
@@ -120,7 +120,7 @@ impl ControlledDriver {
     }
 
     /// [`Self::life`] with a fault of one call, until it was called `times` times.
-    async fn life_with(&self, name: &str, call: &str, fault: Fault, times: usize, recovery: Recovery) {
+    async fn life_with(&self, name: &str, call: &str, fault: CallFault, times: usize, recovery: Recovery) {
         let before = self.count(call);
         let is_expansion = call == "NodeExpandVolume";
         let expansions = self.count("NodeExpandVolume") + if is_expansion { times + 1 } else { 1 };
@@ -160,7 +160,7 @@ async fn a_call_of_the_controllers_that_is_refused_is_repeated() {
         ("detach", "ControllerUnpublishVolume", Code::Internal),
         ("delete", "DeleteVolume", Code::FailedPrecondition),
     ] {
-        driver.life_with(name, call, Fault::Refuse(code), 2, Recovery::Heal).await;
+        driver.life_with(name, call, CallFault::Refuse(code), 2, Recovery::Heal).await;
     }
     driver.leaves_nothing().await;
 }
@@ -179,7 +179,7 @@ async fn controllers_that_are_killed_in_a_call_repeat_it() {
         ("detach", "ControllerUnpublishVolume"),
         ("delete", "DeleteVolume"),
     ] {
-        driver.life_with(name, call, Fault::Hang, 1, Recovery::KillControllers).await;
+        driver.life_with(name, call, CallFault::Hang, 1, Recovery::KillControllers).await;
     }
     driver.leaves_nothing().await;
 }
@@ -198,7 +198,7 @@ async fn a_driver_that_is_restarted_in_a_call_is_called_again() {
         ("detach", "ControllerUnpublishVolume"),
         ("delete", "DeleteVolume"),
     ] {
-        driver.life_with(name, call, Fault::Hang, 1, Recovery::RestartDriver).await;
+        driver.life_with(name, call, CallFault::Hang, 1, Recovery::RestartDriver).await;
     }
     driver.leaves_nothing().await;
 }

@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use mayfly_csi_driver::{Fault, HostPathDriver, block::BlockDevices};
+use mayfly_csi_driver::{CallFault, HostPathDriver, block::BlockDevices};
 use nix::sys::stat::{Mode, SFlag, major, makedev, mknod};
 use serde_json::{Value, json};
 use tonic::Code;
@@ -68,7 +68,7 @@ async fn a_driver_that_does_not_measure_delays_nothing() {
     let Some(node) = DriverNode::start("a_driver_that_does_not_measure_delays_nothing").await else { return };
     let hanging = node.driver("hanging.example.dev", BlockDevices::Unsupported).await;
     let _driver = node.driver(DRIVER, BlockDevices::Unsupported).await;
-    hanging.set_fault("NodeGetVolumeStats", Some(Fault::Hang));
+    hanging.set_fault("NodeGetVolumeStats", Some(CallFault::Hang));
     node.claim("hanging.example.dev", "slow", "Filesystem").await;
     node.claim(DRIVER, "fast", "Filesystem").await;
     let pod = node.pod("slow", "slow", mounted()).await;
@@ -149,7 +149,7 @@ async fn volumes_used_against_their_mode_are_refused_in_upstreams_words() {
         .await;
     assert_eq!(calls(&driver), Vec::<String>::new());
     // A driver that publishes no device is noticed, and what it did is undone.
-    driver.set_fault("NodePublishVolume", Some(Fault::Lie));
+    driver.set_fault("NodePublishVolume", Some(CallFault::Lie));
     let pod = node.pod("c", "disk", device("/dev/xvda")).await;
     node.event("c", "Failed", "answered NodePublishVolume with success, but nothing is at").await;
     driver.set_fault("NodePublishVolume", None);
@@ -166,19 +166,19 @@ async fn a_call_that_fails_is_repeated_and_its_reason_is_shown() {
     let Some(node) = DriverNode::start(test).await else { return };
     let driver = node.driver(DRIVER, BlockDevices::Unsupported).await;
     node.claim(DRIVER, "one", "Filesystem").await;
-    let refuse = Fault::Refuse;
+    let refuse = CallFault::Refuse;
     // A driver that only says that it staged refuses to publish.
     for (name, call, fault, reason) in [
         ("a", "NodeStageVolume", refuse(Code::Internal), "refused NodeStageVolume: as the test wants it"),
         ("b", "NodeStageVolume", refuse(Code::Aborted), "refused NodeStageVolume: as the test wants it"),
-        ("c", "NodeStageVolume", Fault::Lie, "the volume must be staged before publishing"),
+        ("c", "NodeStageVolume", CallFault::Lie, "the volume must be staged before publishing"),
         (
             "d",
             "NodePublishVolume",
             refuse(Code::ResourceExhausted),
             "refused NodePublishVolume: as the test wants it",
         ),
-        ("e", "NodePublishVolume", Fault::Lie, "answered NodePublishVolume with success, but"),
+        ("e", "NodePublishVolume", CallFault::Lie, "answered NodePublishVolume with success, but"),
     ] {
         driver.set_fault(call, Some(fault));
         let pod = node.pod(name, "one", mounted()).await;
@@ -195,7 +195,7 @@ async fn a_call_that_fails_is_repeated_and_its_reason_is_shown() {
     driver.set_fault("NodeStageVolume", None);
     for (name, call, fault) in [
         ("f", "NodeUnpublishVolume", refuse(Code::Internal)),
-        ("g", "NodeUnpublishVolume", Fault::Lie),
+        ("g", "NodeUnpublishVolume", CallFault::Lie),
         ("h", "NodeUnstageVolume", refuse(Code::Aborted)),
     ] {
         let pod = node.pod(name, "one", mounted()).await;

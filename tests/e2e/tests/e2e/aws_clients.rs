@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, test_name, wait::until};
+use mayfly_e2e::{CliOutput, Up, guest_or_skip, skipped, test_name, wait::until};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -26,9 +26,9 @@ fn client(program: &str) -> Command {
     command
 }
 
-async fn finished(mut command: Command) -> Result<Finished> {
+async fn finished(mut command: Command) -> Result<CliOutput> {
     let output = tokio::time::timeout(TIMEOUT, command.output()).await.context("it did not end")??;
-    Ok(Finished {
+    Ok(CliOutput {
         code: output.status.code(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -41,7 +41,7 @@ pub(crate) async fn python_or_skip(test: &str, package: &str) -> Option<String> 
     let mut command = client(&python);
     command.args(["-c", &format!("import {package}")]);
     match finished(command).await {
-        Ok(Finished { code: Some(0), .. }) => Some(python),
+        Ok(CliOutput { code: Some(0), .. }) => Some(python),
         _ => {
             skipped(test, &format!("{python} has no {package} (set MAYFLY_PYTHON to one that has)"));
             None
@@ -102,7 +102,7 @@ impl Aws {
         Ok(Some(Self { program, up: Up::start().await? }))
     }
 
-    async fn run(&self, arguments: &[&str]) -> Result<Finished> {
+    async fn run(&self, arguments: &[&str]) -> Result<CliOutput> {
         let mut command = client(&self.program);
         let url = workflows(&self.up);
         command.args(["stepfunctions", "--endpoint-url", &url, "--output", "json"]).args(arguments);

@@ -175,7 +175,7 @@ async fn an_artifact_in_use_stays_and_one_that_nobody_names_can_go() -> Result<(
 }
 
 /// Runs the server's compiler on a component; `memory_bytes_max` is its memory limit.
-async fn compile(up: &Up, component: &[u8], memory_bytes_max: &str) -> Result<mayfly_e2e::Finished> {
+async fn compile(up: &Up, component: &[u8], memory_bytes_max: &str) -> Result<mayfly_e2e::CliOutput> {
     let reserved = (4_u64 << 30).to_string();
     up.cli().with_stdin(&["compile", "sync", &reserved, "2", memory_bytes_max], component).await
 }

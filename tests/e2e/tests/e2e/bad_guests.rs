@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use http::Method;
-use mayfly_e2e::{Answer, Http, Up, full, guest_or_skip};
+use mayfly_e2e::{CompleteResponse, Http, Up, full, guest_or_skip};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -24,7 +24,7 @@ async fn neighbour_is_well(http: &Http) -> Result<()> {
 }
 
 /// Checks that the response is the gateway's error with this status and code, and a remedy.
-fn check(answer: &Answer, status: u16, code: &str) -> Result<()> {
+fn check(answer: &CompleteResponse, status: u16, code: &str) -> Result<()> {
     ensure!(answer.status == status, "{answer:?}");
     let error = &answer.json()?["error"];
     ensure!(error["code"] == code, "{answer:?}");

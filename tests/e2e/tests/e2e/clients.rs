@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use http::Method;
 use http_body_util::BodyExt;
-use mayfly_e2e::{Answer, Http, Up, full, guest_or_skip, streamed, wait};
+use mayfly_e2e::{CompleteResponse, Http, Up, full, guest_or_skip, streamed, wait};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -99,7 +99,7 @@ async fn a_function_of_wasi_http_0_3_answers_over_both_protocols_fresh_and_reuse
     Ok(())
 }
 
-async fn hello(http: &Http, path: &str) -> Result<Answer> {
+async fn hello(http: &Http, path: &str) -> Result<CompleteResponse> {
     let answer = http.get(path).await?;
     ensure!(answer.status == 200 && answer.text() == "Hello from Mayfly!\n", "{path}: {answer:?}");
     ensure!(answer.header("content-type") == "text/plain; charset=utf-8", "{path}: {answer:?}");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
-use mayfly_e2e::{Answer, Up, full, guest_or_skip, skipped, test_name, wait::until};
+use mayfly_e2e::{CompleteResponse, Up, full, guest_or_skip, skipped, test_name, wait::until};
 use serde_json::json;
 
 use crate::containers::{ContainerNode, containers_or_skip};
@@ -17,7 +17,7 @@ fn script(handler: &str) -> String {
     )
 }
 
-async fn greet(up: &Up, headers: &[(&str, &str)], body: &str) -> Result<Answer> {
+async fn greet(up: &Up, headers: &[(&str, &str)], body: &str) -> Result<CompleteResponse> {
     let http = up.http();
     let mut request = http.request(Method::POST, "/fn/default/greet/");
     for (name, value) in headers {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use mayfly_csi_driver::{DriverConfig, Fault, HostPathDriver, block::BlockDevices, state::VolumeState};
+use mayfly_csi_driver::{CallFault, DriverConfig, HostPathDriver, block::BlockDevices, state::DriverVolume};
 use mayfly_e2e::{skipped, test_name, wait};
 use serde_json::{Value, json};
 
@@ -81,7 +81,7 @@ fn claimed(name: &str) -> Value {
     json!({"persistentVolumeClaim": {"claimName": name}})
 }
 
-fn only_volume(driver: &HostPathDriver) -> Result<VolumeState> {
+fn only_volume(driver: &HostPathDriver) -> Result<DriverVolume> {
     driver
         .volumes()
         .volumes
@@ -170,7 +170,7 @@ async fn survives(
     node: &ContainerNode,
     driver: &HostPathDriver,
     call: &str,
-    fault: Fault,
+    fault: CallFault,
     told: &str,
 ) -> Result<()> {
     driver.set_fault(call, Some(fault));
@@ -195,17 +195,23 @@ async fn drivers_that_refuse_lie_or_hang_leave_no_mount() -> Result<()> {
     containers_or_skip!();
     let mut node = ContainerNode::start().await?;
     let driver = start(&node).await?;
-    let refuse = Fault::Refuse(tonic::Code::Internal);
+    let refuse = CallFault::Refuse(tonic::Code::Internal);
     survives(&node, &driver, "CreateVolume", refuse, "as the test wants it").await?;
     survives(&node, &driver, "ControllerPublishVolume", refuse, "as the test wants it").await?;
     survives(&node, &driver, "NodeStageVolume", refuse, "as the test wants it").await?;
-    survives(&node, &driver, "NodePublishVolume", Fault::Lie, "answered NodePublishVolume with success, but")
-        .await?;
+    survives(
+        &node,
+        &driver,
+        "NodePublishVolume",
+        CallFault::Lie,
+        "answered NodePublishVolume with success, but",
+    )
+    .await?;
     // The server is killed in each of the node's calls, after the driver has done its work and before it answers.
     for call in ["NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"] {
         let count = || driver.calls().iter().filter(|known| *known == call).count();
         let before = count();
-        driver.set_fault(call, Some(Fault::Hang));
+        driver.set_fault(call, Some(CallFault::Hang));
         let undoes = call.contains("Un");
         create(&node, &claim("data")).await?;
         let mut grouped = pod("a", &claimed("data"));
@@ -245,7 +251,7 @@ async fn a_driver_that_hangs_delays_no_other_driver() -> Result<()> {
         Ok((hanging.registered().as_deref() == Some("")).then_some(()))
     })
     .await?;
-    hanging.set_fault("CreateVolume", Some(Fault::Hang));
+    hanging.set_fault("CreateVolume", Some(CallFault::Hang));
     let class = json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "hanging"},
         "provisioner": "hanging.example.dev", "volumeBindingMode": "Immediate"});
     create(&node, &class).await?;

@@ -3,7 +3,7 @@
 use std::{path::Path, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use mayfly_e2e::{Finished, Up, guest_or_skip, skipped, wait};
+use mayfly_e2e::{CliOutput, Up, guest_or_skip, skipped, wait};
 use serde_json::json;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
@@ -49,12 +49,12 @@ impl Kubectl {
         command
     }
 
-    pub(crate) async fn run(&self, arguments: &[&str]) -> Result<Finished> {
+    pub(crate) async fn run(&self, arguments: &[&str]) -> Result<CliOutput> {
         finished(self.command(arguments)).await
     }
 
     /// Edits an object, with a sed script without spaces as the editor.
-    pub(crate) async fn edit(&self, kind: &str, name: &str, script: &str) -> Result<Finished> {
+    pub(crate) async fn edit(&self, kind: &str, name: &str, script: &str) -> Result<CliOutput> {
         let mut edit = self.command(&["edit", kind, name]);
         // kubectl stores a rejected edit in a file, which is removed with the folder.
         edit.env("KUBE_EDITOR", format!("sed -i {script}")).env("TMPDIR", self.home.path());
@@ -85,10 +85,10 @@ impl Kubectl {
 /// The timeout of a command, longer than its own, so that its final output is shown.
 const PATIENCE: Duration = Duration::from_secs(wait::PATIENCE.as_secs() + 15);
 
-async fn finished(mut command: Command) -> Result<Finished> {
+async fn finished(mut command: Command) -> Result<CliOutput> {
     let output = tokio::time::timeout(PATIENCE, command.output()).await;
     let output = output.with_context(|| format!("{:?} did not end", command.as_std()))??;
-    Ok(Finished {
+    Ok(CliOutput {
         code: output.status.code(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),

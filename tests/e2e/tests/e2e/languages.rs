@@ -4,7 +4,7 @@ use std::{collections::HashSet, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use http::Method;
-use mayfly_e2e::{Answer, Finished, Up, full, skipped, test_name, wait::until};
+use mayfly_e2e::{CliOutput, CompleteResponse, Up, full, skipped, test_name, wait::until};
 use serde_json::{Value, json};
 
 use super::workflows::{ended, start};
@@ -26,11 +26,11 @@ fn reason(errors: &str, texts: &[&str]) -> Option<String> {
 }
 
 /// Runs a command that may build.
-async fn run(up: &Up, arguments: &[&str]) -> Result<Finished> {
+async fn run(up: &Up, arguments: &[&str]) -> Result<CliOutput> {
     let output = tokio::time::timeout(BUILD_TIMEOUT, up.cli().command(arguments)?.output());
     let output = output.await.with_context(|| format!("mayfly {arguments:?} did not end"))??;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ok(Finished { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) })
+    Ok(CliOutput { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) })
 }
 
 /// Deploys a script; returns the reason if its toolchain is unavailable.
@@ -55,7 +55,7 @@ macro_rules! deploy_or_skip {
 
 pub(super) use deploy_or_skip;
 
-async fn call(up: &Up, function: &str, event: &str) -> Result<Answer> {
+async fn call(up: &Up, function: &str, event: &str) -> Result<CompleteResponse> {
     let http = up.http();
     let request = http.request(Method::POST, &format!("/fn/default/{function}/"));
     http.call(request, full(event.to_owned())).await
@@ -63,7 +63,7 @@ async fn call(up: &Up, function: &str, event: &str) -> Result<Answer> {
 
 /// Checks that the response is an error of this type and status.
 #[track_caller]
-fn check_error(answer: &Answer, status: u16, error_type: &str, message: &str) -> Result<()> {
+fn check_error(answer: &CompleteResponse, status: u16, error_type: &str, message: &str) -> Result<()> {
     let body = answer.json()?;
     ensure!(answer.status == status && body["errorType"] == error_type, "{answer:?}");
     ensure!(body["errorMessage"].as_str().is_some_and(|said| said.contains(message)), "{answer:?}");

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::SinkExt as _;
 use http::Method;
 use http_body_util::BodyExt as _;
-use mayfly_e2e::{Finished, Up, ready_replicas, skipped, streamed, test_name, wait, wait::until};
+use mayfly_e2e::{CliOutput, Up, ready_replicas, skipped, streamed, test_name, wait, wait::until};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines},
@@ -172,7 +172,7 @@ export async function fetch(request) {
 "#;
 
 /// Builds with registries that do not answer.
-async fn build_offline(up: &Up, script: &Path) -> Result<Finished> {
+async fn build_offline(up: &Up, script: &Path) -> Result<CliOutput> {
     let nowhere = "http://127.0.0.1:9/";
     let mut command = up.cli().command(&["build", &script.to_string_lossy()])?;
     command.envs([
@@ -186,7 +186,7 @@ async fn build_offline(up: &Up, script: &Path) -> Result<Finished> {
     let output =
         tokio::time::timeout(BUILD_TIMEOUT, command.output()).await.context("the build did not end")??;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ok(Finished { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) })
+    Ok(CliOutput { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) })
 }
 
 #[tokio::test(flavor = "multi_thread")]

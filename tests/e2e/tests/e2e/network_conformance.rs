@@ -18,11 +18,11 @@ const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslice
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
 /// A client of a server's API that checks the status of responses.
-struct Cluster {
+struct ConformanceCluster {
     up: Up,
 }
 
-impl Cluster {
+impl ConformanceCluster {
     async fn start() -> Result<Self> {
         Ok(Self { up: Start::default().with(&["--network", "loopback"]).ready().await? })
     }
@@ -143,7 +143,7 @@ fn text(object: &Value, field: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn services_change_their_type() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = ConformanceCluster::start().await?;
     let at = format!("{SERVICES}/web");
     let external = json!({"type": "ExternalName", "externalName": "a.example"});
     let ports = json!([{"name": "http", "port": 8080, "protocol": "TCP"}]);
@@ -170,7 +170,7 @@ async fn services_change_their_type() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn services_live_and_are_found_and_deleted_together() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = ConformanceCluster::start().await?;
     let all = cluster.get("/api/v1/services").await?;
     let found = all["items"].as_array().into_iter().flatten();
     let mut master = found.filter(|service| service["metadata"]["name"] == "kubernetes");
@@ -210,7 +210,7 @@ async fn services_live_and_are_found_and_deleted_together() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn endpoints_have_a_life_and_are_mirrored() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = ConformanceCluster::start().await?;
     cluster.create(SERVICES, service("web", json!({"ports": [{"name": "http", "port": 8080}]}))).await?;
     let subsets =
         |ip: &str, port: u16| json!([{"addresses": [{"ip": ip}], "ports": [{"name": "http", "port": port}]}]);
@@ -245,7 +245,7 @@ async fn endpoints_have_a_life_and_are_mirrored() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slices_follow_the_selected_pods() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = ConformanceCluster::start().await?;
     let pod = |name: &str, port: u16| {
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": "web"}}, "spec": {
             "nodeName": "elsewhere", "containers": [
@@ -289,7 +289,7 @@ async fn slices_follow_the_selected_pods() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ports_protocols_and_affinity_are_served() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = ConformanceCluster::start().await?;
     let (one, two) = (backend("127.94.1.1").await?, backend("127.94.1.2").await?);
     // Two ports, each with its own endpoint, and the same number for both protocols.
     let spec = json!({"type": "NodePort", "ports": [
@@ -361,7 +361,12 @@ async fn ports_protocols_and_affinity_are_served() -> Result<()> {
 }
 
 /// Creation, reading, listing, watching from a version, patching, replacing and deletion of a kind.
-async fn api_operations(cluster: &Cluster, path: &str, object: Value, is_status: bool) -> Result<()> {
+async fn api_operations(
+    cluster: &ConformanceCluster,
+    path: &str,
+    object: Value,
+    is_status: bool,
+) -> Result<()> {
     let name = object["metadata"]["name"].as_str().context("no name")?.to_owned();
     let made = cluster.create(path, object).await?;
     ensure!(!made["metadata"]["uid"].is_null());
@@ -390,7 +395,7 @@ async fn api_operations(cluster: &Cluster, path: &str, object: Value, is_status:
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_apis_of_slices_ingresses_and_their_classes_work() -> Result<()> {
-    let cluster = Cluster::start().await?;
+    let cluster = ConformanceCluster::start().await?;
     api_operations(&cluster, SLICES, slice("free", json!([]), &["10.9.9.9".into()]), false).await?;
     let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
     let ingress = json!({"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": {"name": "web"},

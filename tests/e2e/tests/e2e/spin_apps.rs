@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path, process::Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use http::Method;
-use mayfly_e2e::{Answer, Up, digest_of, full, guest_or_skip, wait::until};
+use mayfly_e2e::{CompleteResponse, Up, digest_of, full, guest_or_skip, wait::until};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -32,7 +32,7 @@ fn folder(component: &Path) -> Result<tempfile::TempDir> {
     Ok(folder)
 }
 
-async fn ask(up: &Up, path: &str) -> Result<Answer> {
+async fn ask(up: &Up, path: &str) -> Result<CompleteResponse> {
     let http = up.http();
     // Headers of a client about its route are ignored.
     let request =
