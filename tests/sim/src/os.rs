@@ -4,6 +4,10 @@
 //! hash maps from many places, also within dependencies. All of them end in two functions of the C library. This module
 //! defines both: on the thread that called [`simulate`] they answer from tokio's paused clock and from the seed; on every
 //! other thread they ask the kernel.
+//!
+//! No library can replace the `unsafe` code. A function of the C library is replaced by a function with its name and its
+//! raw pointers; a clock passed as an argument would not reach the dependencies, which ask the system themselves. The
+//! kernel is asked by `syscall` instead of by rustix, whose backend for the C library calls the functions defined here.
 
 #![expect(unsafe_code, reason = "two functions of the C library are defined here")]
 
