@@ -55,7 +55,7 @@ fn measure(name: &str, spec: impl Fn(usize) -> Value) {
         let pod = pod(number, spec(number));
         scheduler.set_pod(&ObjectKey::of(&pod), Some(&pod), now);
     }
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     let mut placed = 0;
     while let Some((_, decision)) = scheduler.step(now) {
         placed += usize::from(matches!(decision, Decision::Place { .. }));
