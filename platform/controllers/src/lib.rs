@@ -58,7 +58,7 @@ pub use garbage::Config as GarbageConfig;
 pub use job::Config as JobConfig;
 pub use job_queue::Config as JobQueueConfig;
 pub use namespace_defaults::Config as NamespaceDefaultsConfig;
-pub use node::Config as NodeConfig;
+pub use node::{Config as NodeConfig, EvictionRates};
 pub use persistent_volume::{Config as PersistentVolumeConfig, LocalVolumes};
 pub use pods::Config as PodsConfig;
 pub use replica_set::Config as ReplicaSetConfig;

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    plan::{ANNOTATION_TTL, Health, Step, UNSCHEDULABLE, mark},
+    plan::{ANNOTATION_TTL, Health, Step, UNSCHEDULABLE, is_own, mark},
 };
 use crate::{
     metadata::{is_gone, only, status_patch, uid},
@@ -127,7 +127,10 @@ async fn act(
                 result?;
             }
         }
-        Step::SetTaints { node, resource_version, taints } => {
+        Step::SetTaints { node, resource_version, mut taints } => {
+            for taint in taints.iter_mut().filter(|taint| is_own(taint)) {
+                taint.time_added.get_or_insert_with(|| Time(Timestamp::now()));
+            }
             let metadata = json!({"resourceVersion": resource_version});
             let patch = Patch::Merge(json!({"metadata": metadata, "spec": {"taints": taints}}));
             api.patch(&node, &PatchParams::default(), &patch).await?;

@@ -27,6 +27,16 @@ fn lease(second: u32) -> HashMap<String, Arc<Lease>> {
     [("n".to_owned(), Arc::new(serde_json::from_value(lease).unwrap()))].into()
 }
 
+/// A ready node whose lease is renewed all the time: no node is tainted with NoExecute while all seem to be lost.
+fn other_node(seconds: u64, leases: &mut HashMap<String, Arc<Lease>>) -> Arc<Node> {
+    let mut other = Node::clone(&node("True", &[]));
+    other.metadata.name = Some("other".into());
+    leases.extend(
+        lease(u32::try_from(seconds % 60).unwrap()).into_values().map(|lease| ("other".into(), lease)),
+    );
+    Arc::new(other)
+}
+
 fn pod(name: &str, tolerations: serde_json::Value) -> Arc<Pod> {
     let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": "n", "tolerations": tolerations, "containers": []}});
     Arc::new(serde_json::from_value(pod).unwrap())
@@ -65,9 +75,9 @@ fn a_silent_node_is_marked_tainted_emptied_and_comes_back() {
         pod("patient", json!([{"key": UNREACHABLE, "operator": "Exists", "effect": "NoExecute"}])),
         pod("hasty", json!([{"key": UNREACHABLE, "operator": "Exists", "tolerationSeconds": 10}])),
     ];
-    let mut at = |seconds: u64, node: Arc<Node>, lease: HashMap<_, _>| {
-        let now = start + Duration::from_secs(seconds);
-        told(&health.plan(&[node], &lease, |_| pods.to_vec(), &config, now))
+    let mut at = |seconds: u64, node: Arc<Node>, mut leases: HashMap<_, _>| {
+        let (now, other) = (start + Duration::from_secs(seconds), other_node(seconds, &mut leases));
+        told(&health.plan(&[node, other], &leases, |_| pods.to_vec(), &config, now))
     };
     assert!(at(0, node("True", &[OTHER]), lease(0)).is_empty());
     assert!(at(30, node("True", &[OTHER]), lease(10)).is_empty(), "it was renewed");
@@ -87,7 +97,10 @@ fn a_silent_node_is_marked_tainted_emptied_and_comes_back() {
 #[test]
 fn a_node_that_says_it_is_not_ready_is_tainted_otherwise() {
     let (config, now, mut health) = (Config::default(), Instant::now(), Health::default());
-    let mut plan = |node: Arc<Node>| told(&health.plan(&[node], &lease(0), |_| Vec::new(), &config, now));
+    let mut leases = lease(0);
+    let other = other_node(0, &mut leases);
+    let mut plan =
+        |node: Arc<Node>| told(&health.plan(&[node, other.clone()], &leases, |_| Vec::new(), &config, now));
     let expected = format!("taints {NOT_READY}:NoSchedule {NOT_READY}:NoExecute");
     assert_eq!(plan(node("False", &[(UNREACHABLE, "NoExecute")])), [expected]);
     assert!(plan(node("False", &[(NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")])).is_empty());
