@@ -148,7 +148,8 @@ impl QueuedJob {
         let deadline = spec.active_deadline_seconds.map(SignedDuration::from_secs);
         let is_suspended = spec.suspend == Some(true);
         // The pods of a Job that was just suspended still hold their resources.
-        let state = if is_suspended && status.active.unwrap_or(0) == 0 {
+        let holding = [status.active, status.terminating].into_iter().flatten().any(|pods| pods > 0);
+        let state = if is_suspended && !holding {
             QueuedJobState::Waiting
         } else {
             let started = status.start_time.map_or(now, |time| time.0);

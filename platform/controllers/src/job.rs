@@ -19,6 +19,7 @@ mod act;
 mod conditions;
 mod counting;
 mod indexes;
+mod manage;
 mod per_index;
 mod plan;
 mod pods;

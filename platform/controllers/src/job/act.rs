@@ -8,7 +8,7 @@ use kube::{
 };
 use mayfly_api::{
     ObjectKey, gang,
-    job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTCOMES, JobOutcome as PodOutcome},
+    job_io::{ANNOTATION_OUTCOMES, JobOutcome as PodOutcome},
     k8s::{
         api::{
             batch::v1::{Job, JobStatus},
@@ -27,7 +27,7 @@ use super::{
     COMPLETION_INDEX, Config, FINALIZER,
     per_index::{self, FAILURE_COUNT, IGNORED_FAILURE_COUNT, IndexFailures},
     plan::{JobPlan, JobPods, plan},
-    pods::is_tracked,
+    pods::{has_inputs, is_tracked},
 };
 use crate::{
     metadata::{is_gone, only, uid, with_explicit_nulls},
@@ -182,11 +182,7 @@ impl JobController {
     ) -> Result<(), Error> {
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), &key.namespace);
         let mut version_now = job.metadata.resource_version.clone();
-        let takes_part = job.spec.as_ref().is_some_and(|spec| {
-            let metadata = spec.template.metadata.as_ref();
-            metadata.and_then(|metadata| metadata.annotations.as_ref()?.get(ANNOTATION_INPUTS)).is_some()
-        });
-        if takes_part && !plan.outcomes.is_empty() {
+        if job.spec.as_ref().is_some_and(has_inputs) && !plan.outcomes.is_empty() {
             known.extend(plan.outcomes.iter().cloned());
             let annotations = json!({ANNOTATION_OUTCOMES: json!(known).to_string()});
             let patch = json!({"metadata": {"resourceVersion": version_now, "annotations": annotations}});
@@ -241,7 +237,7 @@ fn new_pod(job: &Job, index: Option<i32>, failures: IndexFailures) -> Pod {
     pod.metadata.annotations.get_or_insert_default().extend(gang::annotations_of_job_pods(job));
     if let Some(index) = index {
         let metadata = &mut pod.metadata;
-        metadata.generate_name = Some(format!("{}-{index}-", job.name_any()));
+        metadata.generate_name = Some(generate_name(&job.name_any(), index));
         for map in [&mut metadata.labels, &mut metadata.annotations] {
             map.get_or_insert_default().insert(COMPLETION_INDEX.into(), index.to_string());
         }
@@ -252,20 +248,37 @@ fn new_pod(job: &Job, index: Option<i32>, failures: IndexFailures) -> Pod {
                 annotations.insert(IGNORED_FAILURE_COUNT.into(), failures.ignored.to_string());
             }
         }
-        for container in pod.spec.iter_mut().flat_map(|spec| &mut spec.containers) {
-            container.env.get_or_insert_default().push(index_variable());
+        let spec = pod.spec.get_or_insert_default();
+        // Pods find each other by this name, with a headless Service of the template's `subdomain`.
+        spec.hostname = Some(format!("{}-{index}", job.name_any()));
+        for container in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
+            let variables = container.env.get_or_insert_default();
+            if !variables.iter().any(|known| known.name == INDEX_VARIABLE) {
+                variables.push(index_variable());
+            }
         }
     }
     pod
 }
 
+/// The prefix of the names of an index's pods; a long name of the Job is cut, not the index.
+fn generate_name(job: &str, index: i32) -> String {
+    let index = format!("-{index}-");
+    let room = GENERATED_PREFIX_MAX - index.len();
+    format!("{}{index}", job.get(..room).unwrap_or(job))
+}
+
+/// The API cuts longer prefixes of generated names.
+const GENERATED_PREFIX_MAX: usize = 58;
+const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
+
 fn index_variable() -> EnvVar {
     let field = ObjectFieldSelector {
-        field_path: format!("metadata.annotations['{COMPLETION_INDEX}']"),
+        field_path: format!("metadata.labels['{COMPLETION_INDEX}']"),
         ..ObjectFieldSelector::default()
     };
     EnvVar {
-        name: "JOB_COMPLETION_INDEX".into(),
+        name: INDEX_VARIABLE.into(),
         value_from: Some(EnvVarSource { field_ref: Some(field), ..EnvVarSource::default() }),
         ..EnvVar::default()
     }

@@ -42,13 +42,16 @@ pub(super) fn set(
     if conditions.iter().any(|known| known.type_ == type_ && known.status == word) {
         return;
     }
-    conditions.retain(|known| known.type_ != type_);
-    conditions.push(JobCondition {
+    let condition = JobCondition {
         type_: type_.into(),
         status: word.into(),
         reason: Some(reason.into()),
         message: Some(message.into()),
         last_probe_time: Some(Time(now)),
         last_transition_time: Some(Time(now)),
-    });
+    };
+    match conditions.iter_mut().find(|known| known.type_ == type_) {
+        Some(known) => *known = condition,
+        None => conditions.push(condition),
+    }
 }

@@ -20,6 +20,9 @@ use super::{
 };
 use crate::metadata::uid;
 
+/// The largest number of uids in `status.uncountedTerminatedPods`. Upstream's value.
+pub(super) const UNCOUNTED_MAX: usize = 500;
+
 /// The counts after an evaluation of the pods.
 #[derive(Debug, Default)]
 pub(super) struct Counted {
@@ -29,6 +32,9 @@ pub(super) struct Counted {
     /// Uids that are recorded in the status and not in the numbers yet.
     pub(super) uncounted_succeeded: Vec<String>,
     pub(super) uncounted_failed: Vec<String>,
+    /// Pods that the status has no room for, until the recorded ones are in the numbers.
+    later_succeeded: i32,
+    later_failed: i32,
     /// The completed indexes of an indexed Job.
     pub(super) completed: BTreeSet<i32>,
     /// The failed indexes of a Job with a limit of failures for each index.
@@ -45,17 +51,19 @@ pub(super) struct Counted {
 
 impl Counted {
     pub(super) fn total_succeeded(&self) -> i32 {
-        self.succeeded + count(&self.uncounted_succeeded)
+        self.succeeded + count(&self.uncounted_succeeded) + self.later_succeeded
     }
 
     pub(super) fn total_failed(&self) -> i32 {
-        self.failed + count(&self.uncounted_failed)
+        self.failed + count(&self.uncounted_failed) + self.later_failed
     }
 
     /// Whether every pod that ended is in the numbers.
     pub(super) fn is_settled(&self) -> bool {
         let lists = [&self.uncounted_succeeded, &self.uncounted_failed];
-        lists.iter().all(|list| list.is_empty()) && self.release.is_empty() && self.held.is_empty()
+        let is_recorded = self.later_succeeded + self.later_failed == 0;
+        let is_released = self.release.is_empty() && self.held.is_empty();
+        lists.iter().all(|list| list.is_empty()) && is_recorded && is_released
     }
 }
 
@@ -100,8 +108,11 @@ pub(super) fn count_pods(
     }
     let mut room = OUTCOMES_MAX.saturating_sub(known.len());
     for pod in pods.iter().filter(|pod| is_tracked(pod)) {
-        let count_state = count_state(pod);
+        let count_state = count_state(spec, pod);
         if !matches!(count_state, PodCountState::Succeeded | PodCountState::Failed) {
+            continue;
+        }
+        if !counted.take(spec, pod, count_state) {
             continue;
         }
         counted.release.push(pod.clone());
@@ -110,10 +121,9 @@ pub(super) fn count_pods(
             counted.outcomes.push(outcome(pod));
             room -= 1;
         }
-        counted.take(spec, pod, count_state);
     }
     if per_index::is_limited(spec) {
-        counted.hold(pods, below);
+        counted.hold(spec, pods);
     }
     if is_indexed(spec) {
         // An index counts once, however many pods had it.
@@ -123,33 +133,53 @@ pub(super) fn count_pods(
 }
 
 impl Counted {
-    fn take(&mut self, spec: &JobSpec, pod: &Pod, count_state: PodCountState) {
+    /// Counts a pod that has ended. Returns whether the status records it: the rest is recorded later.
+    fn take(&mut self, spec: &JobSpec, pod: &Pod, count_state: PodCountState) -> bool {
         let id = uid(pod);
-        match count_state {
-            PodCountState::Succeeded if is_indexed(spec) => {
-                self.completed
-                    .extend(index(pod).filter(|index| (0..spec.completions.unwrap_or(0)).contains(index)));
+        let valid_index = index(pod).filter(|index| (0..spec.completions.unwrap_or(0)).contains(index));
+        if count_state == PodCountState::Succeeded {
+            // It was deleted, and counted as failed for that.
+            if self.uncounted_failed.iter().any(|known| known == id) {
+                return true;
             }
-            PodCountState::Succeeded => note(&mut self.uncounted_succeeded, id),
-            _ => match verdict(spec, pod) {
-                PodFailureVerdict::Ignore => {}
-                PodFailureVerdict::Count | PodFailureVerdict::FailIndex => {
-                    note(&mut self.uncounted_failed, id);
-                }
-                PodFailureVerdict::FailJob(why) => {
-                    self.fail_job.get_or_insert(why);
-                    note(&mut self.uncounted_failed, id);
-                }
-            },
+            if is_indexed(spec) {
+                self.completed.extend(valid_index);
+                return true;
+            }
+            return self.note(true, id);
         }
-        if count_state == PodCountState::Failed && per_index::fails_index(spec, pod) {
-            let below = spec.completions.unwrap_or(0);
-            self.failed_indexes.extend(index(pod).filter(|index| (0..below).contains(index)));
+        if per_index::fails_index(spec, pod) {
+            self.failed_indexes.extend(valid_index);
         }
+        let verdict = verdict(spec, pod);
+        if let PodFailureVerdict::FailJob(why) = &verdict {
+            self.fail_job.get_or_insert_with(|| why.clone());
+        }
+        let counts = verdict != PodFailureVerdict::Ignore && (!is_indexed(spec) || valid_index.is_some());
+        !counts || self.note(false, id)
+    }
+
+    /// Records a uid, if the status has room for it. Otherwise it is only counted.
+    fn note(&mut self, succeeded: bool, uid: &str) -> bool {
+        let is_full = self.uncounted_succeeded.len() + self.uncounted_failed.len() >= UNCOUNTED_MAX;
+        let (list, later) = match succeeded {
+            true => (&mut self.uncounted_succeeded, &mut self.later_succeeded),
+            false => (&mut self.uncounted_failed, &mut self.later_failed),
+        };
+        if list.iter().any(|known| known == uid) {
+            return true;
+        }
+        if is_full {
+            *later += 1;
+            return false;
+        }
+        list.push(uid.to_owned());
+        true
     }
 
     /// Holds the failed pods whose failures no later pod records yet.
-    fn hold(&mut self, pods: &[Arc<Pod>], below: i32) {
+    fn hold(&mut self, spec: &JobSpec, pods: &[Arc<Pod>]) {
+        let below = spec.completions.unwrap_or(0);
         for done in &self.completed {
             self.failed_indexes.remove(done);
         }
@@ -161,14 +191,10 @@ impl Counted {
             })
         };
         let (held, release) = std::mem::take(&mut self.release).into_iter().partition(|pod| {
-            count_state(pod) == PodCountState::Failed && is_open(pod) && !per_index::is_followed(pod, pods)
+            count_state(spec, pod) == PodCountState::Failed
+                && is_open(pod)
+                && !per_index::is_followed(pod, pods)
         });
         (self.held, self.release) = (held, release);
-    }
-}
-
-fn note(list: &mut Vec<String>, uid: &str) {
-    if !list.iter().any(|known| known == uid) {
-        list.push(uid.to_owned());
     }
 }

@@ -68,7 +68,7 @@ pub(super) fn is_followed(pod: &Pod, pods: &[Arc<Pod>]) -> bool {
 /// The failures of each index that failed, and the time of its last failure.
 pub(super) fn histories(spec: &JobSpec, pods: &[Arc<Pod>]) -> BTreeMap<i32, (IndexFailures, Timestamp)> {
     let mut last: BTreeMap<i32, (IndexFailures, Timestamp)> = BTreeMap::new();
-    for pod in pods.iter().filter(|pod| count_state(pod) == PodCountState::Failed) {
+    for pod in pods.iter().filter(|pod| count_state(spec, pod) == PodCountState::Failed) {
         let (Some(index), Some(at)) = (index(pod), finished_at(pod)) else { continue };
         let mut failures = IndexFailures::before(pod);
         match verdict(spec, pod) {

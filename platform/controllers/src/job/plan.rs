@@ -1,10 +1,6 @@
 //! Plans a Job from the object, its pods and the time; pure.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use mayfly_api::{
     job_io::JobOutcome,
@@ -23,9 +19,9 @@ use super::{
     conditions::{self, COMPLETE, FAILED, FAILURE_TARGET, SUCCESS_CRITERIA_MET, SUSPENDED},
     counting::{Counted, count_pods, is_indexed},
     indexes,
+    manage::manage,
     per_index::{self, IndexFailures},
-    pods::{PodCountState, count_state, finished_at, index, restarts},
-    policy::{PodFailureVerdict, verdict},
+    pods::{PodCountState, count_state, is_terminating, restarts},
     success,
 };
 use crate::pods::is_ready;
@@ -62,10 +58,20 @@ pub(super) enum JobPods {
     Delete { pods: Vec<Arc<Pod>>, forget: bool },
 }
 
+impl JobPods {
+    fn deleted(&self) -> &[Arc<Pod>] {
+        match self {
+            Self::Delete { pods, .. } => pods,
+            Self::Nothing | Self::Create(_) => &[],
+        }
+    }
+}
+
 /// The pods by state.
-struct Groups {
-    active: Vec<Arc<Pod>>,
-    terminating: Vec<Arc<Pod>>,
+pub(super) struct Groups {
+    pub(super) active: Vec<Arc<Pod>>,
+    /// Pods whose deletion was requested and that have not ended. They may be counted as failed already.
+    pub(super) terminating: Vec<Arc<Pod>>,
 }
 
 pub(super) fn plan(
@@ -78,36 +84,41 @@ pub(super) fn plan(
     let empty = JobSpec::default();
     let spec = job.spec.as_ref().unwrap_or(&empty);
     let old = job.status.clone().unwrap_or_default();
-    let of = |wanted| pods.iter().filter(|pod| count_state(pod) == wanted).cloned().collect::<Vec<_>>();
-    let groups = Groups { active: of(PodCountState::Active), terminating: of(PodCountState::Terminating) };
+    let is_active = |pod: &&Arc<Pod>| count_state(spec, pod) == PodCountState::Active;
+    let groups = Groups {
+        active: pods.iter().filter(is_active).cloned().collect(),
+        terminating: pods.iter().filter(|pod| is_terminating(pod)).cloned().collect(),
+    };
     if conditions::is_finished(&old) {
         return plan_finished(spec, old, pods, groups, now);
     }
     let mut counted = count_pods(spec, &old, pods, known);
     let (outcomes, stuck) = (std::mem::take(&mut counted.outcomes), stuck(&groups));
     let mut plan = JobPlan { outcomes, stuck, status: old, ..JobPlan::default() };
-    start_or_suspend(spec, &mut plan, now);
+    if spec.suspend != Some(true) {
+        start_or_resume(&mut plan, now);
+    }
     let early = if counted.fail_job.is_none() { success::met(spec, &counted.completed) } else { None };
     if conditions::holding(&plan.status, SUCCESS_CRITERIA_MET).is_some() {
-        end(&mut plan, &counted, &groups, COMPLETE, now);
+        end(spec, &mut plan, &counted, &groups, COMPLETE, now);
     } else if let Some((reason, message)) = failure(spec, &plan.status, &counted, &groups, now) {
-        if conditions::holding(&plan.status, FAILURE_TARGET).is_none() {
-            plan.events.push((true, reason, message.clone()));
-        }
         conditions::set(&mut plan.status, FAILURE_TARGET, true, reason, &message, now);
-        end(&mut plan, &counted, &groups, FAILED, now);
+        end(spec, &mut plan, &counted, &groups, FAILED, now);
     } else if let Some(message) = early {
         conditions::set(&mut plan.status, SUCCESS_CRITERIA_MET, true, "SuccessPolicy", &message, now);
-        end(&mut plan, &counted, &groups, COMPLETE, now);
-    } else if is_complete(spec, &counted, &groups) {
-        let (reason, message) = ("CompletionsReached", "Reached expected number of succeeded pods");
-        conditions::set(&mut plan.status, SUCCESS_CRITERIA_MET, true, reason, message, now);
-        end(&mut plan, &counted, &groups, COMPLETE, now);
+        end(spec, &mut plan, &counted, &groups, COMPLETE, now);
     } else {
         plan.pods = manage(spec, &counted, pods, &groups, config, now, &mut plan.again);
-        wake_at_deadline(spec, &mut plan, now);
+        if is_complete(spec, &counted, &groups, &plan.pods) {
+            let (reason, message) = ("CompletionsReached", "Reached expected number of succeeded pods");
+            conditions::set(&mut plan.status, SUCCESS_CRITERIA_MET, true, reason, message, now);
+            end(spec, &mut plan, &counted, &groups, COMPLETE, now);
+        } else {
+            suspend(spec, &mut plan, now);
+            wake_at_deadline(spec, &mut plan, now);
+        }
     }
-    write_numbers(spec, &mut plan.status, &counted, &groups);
+    write_numbers(spec, &mut plan, &counted, &groups);
     plan.release = counted.release;
     let targets = [SUCCESS_CRITERIA_MET, FAILURE_TARGET];
     if targets.iter().any(|target| conditions::holding(&plan.status, target).is_some()) {
@@ -152,22 +163,23 @@ fn plan_finished(
     JobPlan { expired, status, release, pods, again, ..JobPlan::default() }
 }
 
-fn start_or_suspend(spec: &JobSpec, plan: &mut JobPlan, now: Timestamp) {
+fn start_or_resume(plan: &mut JobPlan, now: Timestamp) {
     let status = &mut plan.status;
-    if spec.suspend == Some(true) {
-        if conditions::holding(status, SUSPENDED).is_none() {
-            conditions::set(status, SUSPENDED, true, "JobSuspended", "Job suspended", now);
-            plan.events.push((false, "Suspended", "Job suspended".into()));
-        }
-        // The deadline starts again when the Job is resumed.
-        status.start_time = None;
-        return;
-    }
     if conditions::holding(status, SUSPENDED).is_some() {
         conditions::set(status, SUSPENDED, false, "JobResumed", "Job resumed", now);
         plan.events.push((false, "Resumed", "Job resumed".into()));
+        // The deadline starts again.
+        status.start_time = None;
     }
     status.start_time.get_or_insert(Time(now));
+}
+
+/// Sets the condition of a Job that is suspended and not complete. Its start time stays until the Job is resumed.
+fn suspend(spec: &JobSpec, plan: &mut JobPlan, now: Timestamp) {
+    if spec.suspend == Some(true) && conditions::holding(&plan.status, SUSPENDED).is_none() {
+        conditions::set(&mut plan.status, SUSPENDED, true, "JobSuspended", "Job suspended", now);
+        plan.events.push((false, "Suspended", "Job suspended".into()));
+    }
 }
 
 /// Upstream's reason and message of the Job's failure, if it has failed.
@@ -179,13 +191,7 @@ fn failure(
     now: Timestamp,
 ) -> Option<(&'static str, String)> {
     if let Some(known) = conditions::holding(status, FAILURE_TARGET) {
-        let reason = match known.reason.as_deref() {
-            Some("PodFailurePolicy") => "PodFailurePolicy",
-            Some("DeadlineExceeded") => "DeadlineExceeded",
-            Some(MAX_FAILED_INDEXES) => MAX_FAILED_INDEXES,
-            Some(FAILED_INDEXES) => FAILED_INDEXES,
-            _ => "BackoffLimitExceeded",
-        };
+        let reason = failure_reason(known.reason.as_deref().unwrap_or_default());
         return Some((reason, known.message.clone().unwrap_or_default()));
     }
     if let Some(why) = &counted.fail_job {
@@ -199,6 +205,12 @@ fn failure(
         return Some(("DeadlineExceeded", "Job was active longer than specified deadline".into()));
     }
     failed_indexes(spec, counted)
+}
+
+/// A recorded reason of a failure as an event's reason.
+fn failure_reason(known: &str) -> &'static str {
+    let reasons = ["PodFailurePolicy", "DeadlineExceeded", MAX_FAILED_INDEXES, FAILED_INDEXES];
+    reasons.into_iter().find(|reason| *reason == known).unwrap_or("BackoffLimitExceeded")
 }
 
 const MAX_FAILED_INDEXES: &str = "MaxFailedIndexesExceeded";
@@ -239,19 +251,28 @@ fn wake_at_deadline(spec: &JobSpec, plan: &mut JobPlan, now: Timestamp) {
     plan.again = plan.again.into_iter().chain(left).min();
 }
 
-fn is_complete(spec: &JobSpec, counted: &Counted, groups: &Groups) -> bool {
+/// Whether the Job has enough succeeded pods, and no active one once `pods` are deleted. A suspended Job can be complete.
+fn is_complete(spec: &JobSpec, counted: &Counted, groups: &Groups, pods: &JobPods) -> bool {
     let enough = match spec.completions {
         Some(wanted) => counted.total_succeeded() >= wanted,
         // A work queue: one succeeded pod means that there is no more work; the other pods finish their own.
         None => counted.total_succeeded() > 0,
     };
-    enough && groups.active.is_empty() && spec.suspend != Some(true)
+    enough && groups.active.len() == pods.deleted().len()
 }
 
 /// Deletes the active pods; sets the condition when all are counted.
-fn end(plan: &mut JobPlan, counted: &Counted, groups: &Groups, condition: &'static str, now: Timestamp) {
+fn end(
+    spec: &JobSpec,
+    plan: &mut JobPlan,
+    counted: &Counted,
+    groups: &Groups,
+    condition: &'static str,
+    now: Timestamp,
+) {
     if !groups.active.is_empty() {
-        plan.pods = JobPods::Delete { pods: groups.active.clone(), forget: false };
+        // The pods that a failed Job still had have failed, too. A complete Job does not need them.
+        plan.pods = JobPods::Delete { pods: groups.active.clone(), forget: condition == COMPLETE };
     }
     let all_ended = groups.active.is_empty() && groups.terminating.is_empty();
     if !all_ended || !counted.is_settled() {
@@ -264,108 +285,27 @@ fn end(plan: &mut JobPlan, counted: &Counted, groups: &Groups, condition: &'stat
     conditions::set(&mut plan.status, condition, true, &reason, &message, now);
     if condition == COMPLETE {
         plan.status.completion_time = Some(Time(now));
+        if spec.completions.is_some_and(|wanted| counted.total_succeeded() > wanted) {
+            let message = "Too many succeeded pods running after completion count reached";
+            plan.events.push((true, "TooManySucceededPods", message.into()));
+        }
         plan.events.push((false, "Completed", "Job completed".into()));
+    } else {
+        plan.events.push((true, failure_reason(&reason), message));
     }
     // Its ttl may have expired already.
     plan.again = Some(Duration::ZERO);
 }
 
-/// Creates or deletes pods to reach the desired number of active ones.
-fn manage(
-    spec: &JobSpec,
-    counted: &Counted,
-    pods: &[Arc<Pod>],
-    groups: &Groups,
-    config: &Config,
-    now: Timestamp,
-    again: &mut Option<Duration>,
-) -> JobPods {
-    let active = groups.active.len();
-    let parallel = usize::try_from(spec.parallelism.unwrap_or(1)).unwrap_or(0);
-    let wanted = match spec.completions {
-        _ if spec.suspend == Some(true) => 0,
-        None if counted.total_succeeded() > 0 => active.min(parallel),
-        None => parallel,
-        Some(completions) => {
-            let failed = i32::try_from(counted.failed_indexes.len()).unwrap_or(i32::MAX);
-            let left = completions.saturating_sub(counted.total_succeeded()).saturating_sub(failed);
-            parallel.min(usize::try_from(left).unwrap_or(0))
-        }
-    };
-    if active > wanted {
-        let surplus = least_useful(&groups.active, (active - wanted).min(config.burst_max));
-        return JobPods::Delete { pods: surplus, forget: true };
-    }
-    // With `Failed`, a terminating pod is replaced only once it has ended.
-    let replaces_early = spec.pod_replacement_policy.as_deref() != Some("Failed");
-    let there = active + if replaces_early { 0 } else { groups.terminating.len() };
-    let missing = wanted.saturating_sub(there).min(config.burst_max);
-    if missing == 0 {
-        return JobPods::Nothing;
-    }
-    if !per_index::is_limited(spec)
-        && let Some(left) = backoff(spec, pods, config, now)
-    {
-        *again = Some(left);
-        return JobPods::Nothing;
-    }
-    if !is_indexed(spec) {
-        return JobPods::Create(vec![None; missing]);
-    }
-    let holders = groups.active.iter().chain(groups.terminating.iter().filter(|_| !replaces_early));
-    let held: BTreeSet<i32> = holders.filter_map(|pod| index(pod)).collect();
-    let free = (0..spec.completions.unwrap_or(0))
-        .filter(|index| !held.contains(index) && !counted.completed.contains(index));
-    if !per_index::is_limited(spec) {
-        return JobPods::Create(free.take(missing).map(Some).collect());
-    }
-    // Each index pauses for itself.
-    let histories = per_index::histories(spec, pods);
-    let mut ready = Vec::new();
-    for index in free.filter(|index| !counted.failed_indexes.contains(index)) {
-        match histories.get(&index).and_then(|history| per_index::pause(*history, config, now)) {
-            Some(left) => *again = Some(again.map_or(left, |other| other.min(left))),
-            None if ready.len() < missing => ready.push(Some(index)),
-            None => {}
-        }
-    }
-    if ready.is_empty() { JobPods::Nothing } else { JobPods::Create(ready) }
-}
-
-/// The pods whose deletion loses the least work: not ready before ready, young before old.
-fn least_useful(active: &[Arc<Pod>], number: usize) -> Vec<Arc<Pod>> {
-    let mut ranked = active.to_vec();
-    ranked.sort_by_key(|pod| {
-        let created = pod.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        (is_ready(pod), std::cmp::Reverse(created), pod.metadata.name.clone())
-    });
-    ranked.truncate(number);
-    ranked
-}
-
-/// The rest of the pause after consecutive failures.
-fn backoff(spec: &JobSpec, pods: &[Arc<Pod>], config: &Config, now: Timestamp) -> Option<Duration> {
-    let counts = |pod: &&Arc<Pod>| match count_state(pod) {
-        PodCountState::Succeeded => true,
-        PodCountState::Failed => verdict(spec, pod) != PodFailureVerdict::Ignore,
-        PodCountState::Active | PodCountState::Terminating => false,
-    };
-    let mut ended: Vec<_> =
-        pods.iter().filter(counts).filter_map(|pod| Some((finished_at(pod)?, count_state(pod)))).collect();
-    ended.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
-    let failures = ended.iter().take_while(|(_, count_state)| *count_state == PodCountState::Failed).count();
-    let (last, _) = ended.first().filter(|_| failures > 0)?;
-    let pause = config.backoff.full(u32::try_from(failures).unwrap_or(u32::MAX));
-    let until = last.checked_add(SignedDuration::try_from(pause).ok()?).ok()?;
-    Duration::try_from(until.duration_since(now)).ok().filter(|left| !left.is_zero())
-}
-
-fn write_numbers(spec: &JobSpec, status: &mut JobStatus, counted: &Counted, groups: &Groups) {
+/// Writes the numbers as they are once the planned pods are deleted.
+fn write_numbers(spec: &JobSpec, plan: &mut JobPlan, counted: &Counted, groups: &Groups) {
     let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
     let some = |number: i32| Some(number).filter(|number| *number > 0);
-    status.active = some(number(groups.active.len()));
-    status.ready = Some(number(groups.active.iter().filter(|pod| is_ready(pod)).count()));
-    status.terminating = Some(number(groups.terminating.len()));
+    let ready = |pods: &[Arc<Pod>]| pods.iter().filter(|pod| is_ready(pod)).count();
+    let (deleted, status) = (plan.pods.deleted(), &mut plan.status);
+    status.active = some(number(groups.active.len() - deleted.len()));
+    status.ready = Some(number(ready(&groups.active) - ready(deleted)));
+    status.terminating = Some(number(groups.terminating.len() + deleted.len()));
     status.succeeded = some(counted.succeeded);
     status.failed = some(counted.failed);
     if is_indexed(spec) {

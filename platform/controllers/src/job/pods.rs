@@ -1,10 +1,13 @@
 //! Properties of one pod of a Job: pure.
 
 use mayfly_api::{
-    job_io::{ANNOTATION_OUTPUTS, JobOutcome},
+    job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTPUTS, JobOutcome},
     k8s::{
-        api::core::v1::{ContainerStateTerminated, Pod},
-        jiff::Timestamp,
+        api::{
+            batch::v1::JobSpec,
+            core::v1::{ContainerStateTerminated, Pod},
+        },
+        jiff::{SignedDuration, Timestamp},
     },
 };
 
@@ -14,22 +17,46 @@ use super::{COMPLETION_INDEX, FINALIZER};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PodCountState {
     Active,
-    /// Its deletion was requested, and it has not ended.
+    /// Its deletion was requested, and it counts once it has ended.
     Terminating,
     Succeeded,
     Failed,
 }
 
-pub(super) fn count_state(pod: &Pod) -> PodCountState {
-    let deleting = pod.metadata.deletion_timestamp.is_some();
-    match pod.status.as_ref().and_then(|status| status.phase.as_deref()) {
+pub(super) fn count_state(spec: &JobSpec, pod: &Pod) -> PodCountState {
+    match phase(pod) {
         Some("Succeeded") => PodCountState::Succeeded,
         Some("Failed") => PodCountState::Failed,
-        // No kubelet will stop it: it never ran, its node is lost, or its deletion was forced.
-        _ if deleting && pod.metadata.deletion_grace_period_seconds == Some(0) => PodCountState::Failed,
-        _ if deleting => PodCountState::Terminating,
+        _ if is_terminating(pod) && (only_replaces_failed(spec) || has_inputs(spec)) => {
+            PodCountState::Terminating
+        }
+        // As upstream, a deleted pod has failed, whatever its containers do until they are killed.
+        _ if pod.metadata.deletion_timestamp.is_some() => PodCountState::Failed,
         _ => PodCountState::Active,
     }
+}
+
+fn phase(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.phase.as_deref()
+}
+
+/// Whether the pod's deletion was requested and it has not ended.
+pub(super) fn is_terminating(pod: &Pod) -> bool {
+    // Without grace, no kubelet will stop it: it never ran, its node is lost, or its deletion was forced.
+    let is_forced = pod.metadata.deletion_grace_period_seconds == Some(0);
+    let has_ended = matches!(phase(pod), Some("Succeeded" | "Failed"));
+    pod.metadata.deletion_timestamp.is_some() && !is_forced && !has_ended
+}
+
+/// Whether a pod is replaced only once it has ended, not at its deletion.
+pub(super) fn only_replaces_failed(spec: &JobSpec) -> bool {
+    spec.pod_replacement_policy.as_deref() == Some("Failed") || spec.pod_failure_policy.is_some()
+}
+
+/// Whether the Job's pods get files, and the Job records their results ([`mayfly_api::job_io`]).
+pub(super) fn has_inputs(spec: &JobSpec) -> bool {
+    let metadata = spec.template.metadata.as_ref();
+    metadata.and_then(|metadata| metadata.annotations.as_ref()?.get(ANNOTATION_INPUTS)).is_some()
 }
 
 /// Whether the pod is not counted yet.
@@ -53,10 +80,11 @@ pub(super) fn init_ends(pod: &Pod) -> impl Iterator<Item = (&str, &ContainerStat
     statuses.filter_map(|status| Some((status.name.as_str(), status.state.as_ref()?.terminated.as_ref()?)))
 }
 
-/// The time of its end: that of its last container, else of its deletion, else of its creation.
+/// The time of its end: that of its last container, else of the request to delete it, else of its creation.
 pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
     let ended = ends(pod).filter_map(|(_, end)| Some(end.finished_at.as_ref()?.0)).max();
-    let deleted = pod.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+    let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds.unwrap_or(0));
+    let deleted = pod.metadata.deletion_timestamp.as_ref().and_then(|time| time.0.checked_sub(grace).ok());
     ended.or(deleted).or(pod.metadata.creation_timestamp.as_ref().map(|time| time.0))
 }
 
@@ -94,7 +122,7 @@ pub(super) fn outcome(pod: &Pod) -> JobOutcome {
     JobOutcome {
         pod: pod.metadata.name.clone().unwrap_or_default(),
         index: index(pod),
-        succeeded: count_state(pod) == PodCountState::Succeeded,
+        succeeded: phase(pod) == Some("Succeeded"),
         exit_code: end.map(|end| end.exit_code),
         // The pod's own reason (a deadline, an eviction) takes precedence.
         reason: status.reason.or_else(|| of_container(|end| end.reason.clone())).unwrap_or_default(),

@@ -206,21 +206,24 @@ fn what_is_ignored_is_replaced_at_once() {
     assert!(holding(&plan.status, FAILURE_TARGET).is_none());
 }
 
-/// With `Failed` a pod whose deletion was requested is replaced after its end: it still has its GPUs until then.
+fn terminating(name: &str, phase: &str, index: &str) -> Arc<Pod> {
+    let mut pod = Pod::clone(&pod(name, phase, true));
+    pod.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    pod.metadata.deletion_grace_period_seconds = Some(30);
+    pod.metadata.annotations = Some([(COMPLETION_INDEX.to_owned(), index.to_owned())].into());
+    Arc::new(pod)
+}
+
+/// With `Failed` a pod whose deletion was requested fails and is replaced at its end: it still has its GPUs until then.
 #[test]
 fn a_terminating_pod_is_replaced_as_the_policy_says() {
-    let terminating = |name: &str, phase: &str, index: &str| {
-        let mut pod = Pod::clone(&pod(name, phase, true));
-        pod.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
-        pod.metadata.deletion_grace_period_seconds = Some(30);
-        pod.metadata.annotations = Some([(COMPLETION_INDEX.to_owned(), index.to_owned())].into());
-        Arc::new(pod)
-    };
     for (policy, at_once) in [(None, true), (Some("TerminatingOrFailed"), true), (Some("Failed"), false)] {
         let spec = json!({"completions": 2, "parallelism": 1, "podReplacementPolicy": policy});
         let plan = look(&job(spec.clone(), json!({})), &[terminating("a", "Running", "0")]);
         assert_eq!(created(&plan).len(), usize::from(at_once), "{policy:?}");
-        assert_eq!((plan.status.terminating, plan.status.failed), (Some(1), None), "{policy:?}");
+        let failed = plan.status.uncounted_terminated_pods.clone().unwrap().failed.unwrap_or_default();
+        assert_eq!((plan.status.terminating, failed.len()), (Some(1), usize::from(at_once)), "{policy:?}");
+        assert_eq!(plan.release.len(), usize::from(at_once), "{policy:?}");
         // The pod has ended, and is counted.
         let plan = look(&job(spec.clone(), json!({"failed": 1})), &[]);
         assert_eq!(created(&plan).len(), 1, "{policy:?}");
@@ -232,6 +235,43 @@ fn a_terminating_pod_is_replaced_as_the_policy_says() {
         let expected = if at_once { vec![Some(0), Some(1)] } else { vec![Some(1)] };
         assert_eq!(created(&plan), expected, "{policy:?}");
     }
+}
+
+#[test]
+fn a_deleted_pod_that_ends_well_has_failed_all_the_same() {
+    let spec = json!({"completions": 1});
+    let first = look(&job(spec.clone(), json!({})), &[terminating("a", "Running", "0")]);
+    let mut next = job(spec, json!({}));
+    next.status = Some(first.status);
+    let second = look(&next, &[terminating("a", "Succeeded", "0")]);
+    assert!(holding(&second.status, SUCCESS_CRITERIA_MET).is_none());
+    let uncounted = second.status.uncounted_terminated_pods.unwrap();
+    assert_eq!((uncounted.succeeded, uncounted.failed), (None, Some(vec!["a".to_owned()])));
+}
+
+#[test]
+fn the_pods_of_a_job_with_inputs_are_counted_with_their_results() {
+    let mut job = job(json!({"completions": 1}), json!({}));
+    let annotations = json!({"annotations": {mayfly_api::job_io::ANNOTATION_INPUTS: "[]"}});
+    job.spec.as_mut().unwrap().template.metadata = serde_json::from_value(annotations).unwrap();
+    let plan = look(&job, &[terminating("a", "Running", "0")]);
+    assert_eq!((plan.release.len(), created(&plan).len(), plan.status.terminating), (0, 1, Some(1)));
+    let ended = look(&job, &[terminating("a", "Failed", "0")]);
+    assert_eq!((ended.release.len(), ended.outcomes.len()), (1, 1));
+}
+
+#[test]
+fn the_status_records_a_limited_number_of_pods_at_a_time() {
+    let pods: Vec<_> = (0..700).map(|number| pod(&format!("p{number}"), "Succeeded", true)).collect();
+    let spec = json!({"completions": 701, "parallelism": 701});
+    let first = look(&job(spec.clone(), json!({})), &pods);
+    let recorded = first.status.uncounted_terminated_pods.clone().unwrap().succeeded.unwrap();
+    assert_eq!((recorded.len(), first.release.len()), (500, 500));
+    assert_eq!(created(&first).len(), 1, "all are counted for new pods");
+    let mut next = job(spec, json!({}));
+    next.status = Some(first.status);
+    let second = look(&next, &pods[500..]);
+    assert_eq!((second.status.succeeded, second.release.len()), (Some(500), 200));
 }
 
 #[test]
@@ -272,16 +312,97 @@ fn indexes_are_given_once_and_again_after_a_failure() {
 }
 
 #[test]
+fn an_indexed_job_that_shrinks_keeps_the_indexes_that_are_left() {
+    let indexed = |name: &str, index: i32| {
+        let mut pod = Pod::clone(&pod(name, "Running", true));
+        pod.metadata.annotations = Some([(COMPLETION_INDEX.to_owned(), index.to_string())].into());
+        Arc::new(pod)
+    };
+    let names = |plan: &JobPlan| match &plan.pods {
+        JobPods::Delete { pods, .. } => {
+            pods.iter().filter_map(|pod| pod.metadata.name.clone()).collect::<Vec<_>>()
+        }
+        JobPods::Nothing | JobPods::Create(_) => vec![],
+    };
+    let spec = |count: i32| json!({"completions": count, "parallelism": count, "completionMode": "Indexed"});
+    let pods = ["a", "b", "c", "d"].into_iter().zip(0..).map(|(name, index)| indexed(name, index));
+    let mut pods: Vec<_> = pods.collect();
+    let mut shrunk = names(&look(&job(spec(2), json!({})), &pods));
+    shrunk.sort();
+    assert_eq!(shrunk, ["c", "d"]);
+    // A second pod of an index goes, too, although there are not too many.
+    pods.truncate(2);
+    pods.push(indexed("again", 1));
+    let twice = look(&job(spec(4), json!({})), &pods);
+    assert_eq!(names(&twice).len(), 1);
+    assert_ne!(names(&twice), ["a"]);
+    // The completed indexes past the end do not count, nor do their failures.
+    let status = json!({"completedIndexes": "0,3", "succeeded": 2});
+    let mut failed = Pod::clone(&pod("f", "Failed", true));
+    failed.metadata.annotations = Some([(COMPLETION_INDEX.to_owned(), "3".to_owned())].into());
+    let plan = look(&job(spec(2), status), &[Arc::new(failed)]);
+    assert_eq!((plan.status.completed_indexes.as_deref(), plan.status.succeeded), (Some("0"), Some(1)));
+    assert_eq!(plan.status.uncounted_terminated_pods.unwrap().failed, None);
+    assert_eq!(plan.release.len(), 1);
+}
+
+#[test]
 fn a_suspended_job_rests() {
     let spec = json!({"completions": 1, "suspend": true});
-    let plan = look(&job(spec, json!({"startTime": "2026-01-01T00:00:00Z"})), &[pod("a", "Running", true)]);
+    let old = json!({"startTime": "2025-01-01T00:00:00Z"});
+    let plan = look(&job(spec, old), &[pod("a", "Running", true)]);
     assert!(matches!(&plan.pods, JobPods::Delete { pods, forget: true } if pods.len() == 1));
-    assert!(holding(&plan.status, SUSPENDED).is_some() && plan.status.start_time.is_none());
-    let mut resumed = job(json!({"completions": 1}), json!({}));
+    let numbers = (plan.status.active, plan.status.ready, plan.status.terminating);
+    assert_eq!(numbers, (None, Some(0), Some(1)));
+    assert!(holding(&plan.status, SUSPENDED).is_some());
+    assert!(plan.status.start_time.is_some(), "it stays until the Job is resumed");
+    assert_eq!(reasons(&plan), ["Suspended"]);
+    // The deadline starts again.
+    let mut resumed = job(json!({"completions": 1, "activeDeadlineSeconds": 60}), json!({}));
     resumed.status = Some(plan.status);
     let plan = look(&resumed, &[]);
-    assert!(holding(&plan.status, SUSPENDED).is_none() && plan.status.start_time.is_some());
+    assert!(holding(&plan.status, SUSPENDED).is_none());
+    assert_eq!(plan.status.start_time.as_ref().map(|time| time.0), Some(now()));
+    assert_eq!(reasons(&plan), ["Resumed"]);
     assert_eq!(created(&plan).len(), 1);
+}
+
+fn reasons(plan: &JobPlan) -> Vec<&'static str> {
+    plan.events.iter().map(|(_, reason, _)| *reason).collect()
+}
+
+#[test]
+fn a_suspended_job_with_all_its_completions_is_complete() {
+    let spec = json!({"completions": 2, "suspend": true});
+    let plan = look(&job(spec.clone(), json!({"succeeded": 2})), &[]);
+    assert!(holding(&plan.status, COMPLETE).is_some() && holding(&plan.status, SUSPENDED).is_none());
+    assert_eq!(reasons(&plan), ["Completed"]);
+    // A pod that still runs is deleted without being counted, and Complete follows its end.
+    let surplus = look(&job(spec.clone(), json!({"succeeded": 2})), &[pod("a", "Running", true)]);
+    assert!(matches!(&surplus.pods, JobPods::Delete { pods, forget: true } if pods.len() == 1));
+    assert!(holding(&surplus.status, SUCCESS_CRITERIA_MET).is_some());
+    assert!(holding(&surplus.status, COMPLETE).is_none());
+    let rests = look(&job(spec, json!({"succeeded": 1})), &[]);
+    assert!(holding(&rests.status, SUCCESS_CRITERIA_MET).is_none());
+}
+
+#[test]
+fn a_failed_job_says_so_once_its_pods_have_ended() {
+    let spec = json!({"backoffLimit": 0, "completions": 2, "parallelism": 2});
+    let pods = [pod("a", "Failed", true), pod("b", "Running", true)];
+    let first = look(&job(spec.clone(), json!({})), &pods);
+    assert!(reasons(&first).is_empty() && holding(&first.status, FAILURE_TARGET).is_some());
+    assert!(matches!(&first.pods, JobPods::Delete { forget: false, .. }));
+    let mut next = job(spec, json!({}));
+    next.status = Some(first.status);
+    let second = look(&next, &[terminating("b", "Running", "0")]);
+    let failed = second.status.uncounted_terminated_pods.clone().unwrap().failed;
+    assert_eq!((second.status.failed, failed), (Some(1), Some(vec!["b".to_owned()])));
+    assert!(holding(&second.status, FAILED).is_none(), "a pod is terminating");
+    next.status = Some(second.status);
+    let last = look(&next, &[]);
+    assert!(holding(&last.status, FAILED).is_some());
+    assert_eq!((last.status.failed, reasons(&last)), (Some(2), vec!["BackoffLimitExceeded"]));
 }
 
 #[test]
@@ -351,9 +472,9 @@ proptest! {
                     bad += 1;
                 },
             }
-            let running = pods.iter().filter(|pod| super::pods::count_state(pod) == super::pods::PodCountState::Active);
+            let running = pods.iter().filter(|pod| super::pods::count_state(job.spec.as_ref().unwrap(), pod) == super::pods::PodCountState::Active);
             prop_assert!(i32::try_from(running.count()).unwrap() <= parallelism);
-            let at = pods.iter().position(|pod| super::pods::count_state(pod) == super::pods::PodCountState::Active);
+            let at = pods.iter().position(|pod| super::pods::count_state(job.spec.as_ref().unwrap(), pod) == super::pods::PodCountState::Active);
             if let Some(at) = at.filter(|_| ends) {
                 let name = pods[at].metadata.name.clone().unwrap();
                 pods[at] = pod(&name, if well { "Succeeded" } else { "Failed" }, true);
