@@ -12,10 +12,13 @@
 
 mod act;
 mod addresses;
+mod hints;
 mod legacy;
 mod slices;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_hints;
 
 pub(crate) use act::EndpointsController;
 

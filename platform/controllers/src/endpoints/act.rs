@@ -1,6 +1,9 @@
 //! Writes the EndpointSlices and Endpoints of [`super::slices`] and [`super::legacy`].
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use kube::{Api, Client, ResourceExt as _, api::PostParams};
 use mayfly_api::{
@@ -11,7 +14,7 @@ use mayfly_api::{
     },
 };
 use mayfly_informer::{
-    Index, Informer, Informers,
+    Change, EventRecorder, Index, Informer, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
 use parking_lot::Mutex;
@@ -19,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Config,
-    addresses::{Grouped, from_legacy, from_pods, selects, selects_pods, serves_function},
+    addresses::{Grouped, families, from_legacy, from_pods, selects, selects_pods, serves_function},
+    hints::{self, HintsMode, LABEL_ZONE},
     legacy,
     slices::{self, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, MIRRORED_BY, SlicePlan},
 };
@@ -27,7 +31,6 @@ use crate::metadata::{is_gone, label, only, uid};
 
 /// An index of EndpointSlices by the Service they belong to: `namespace/name`.
 const BY_SERVICE: &str = "service";
-const LABEL_ZONE: &str = "topology.kubernetes.io/zone";
 /// The label of Endpoints that are not mirrored.
 const LABEL_SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 
@@ -43,6 +46,8 @@ pub(crate) struct EndpointsController {
     endpoints: Informer<Endpoints>,
     /// Services that were observed and are not removed yet.
     served: Mutex<HashSet<ObjectKey>>,
+    /// The last event about the hints of a Service and address family.
+    hint_events: Mutex<HashMap<(ObjectKey, &'static str), String>>,
 }
 
 fn service_of(slice: &EndpointSlice) -> Option<ObjectKey> {
@@ -65,6 +70,7 @@ impl EndpointsController {
             slices,
             endpoints: informers.of(),
             served: Mutex::default(),
+            hint_events: Mutex::default(),
         }
     }
 
@@ -82,10 +88,12 @@ impl EndpointsController {
         let queue = WorkQueue::default();
         self.wake(&queue);
         let workers_max = self.config.workers_max;
+        let events =
+            EventRecorder::start(self.client.clone(), "endpoint-slice-controller", None, stop.clone());
         let controller = Arc::new(self);
         reconcile::run("endpoints", queue, workers_max, stop, move |key| {
-            let controller = controller.clone();
-            async move { controller.reconcile(key).await }
+            let (controller, events) = (controller.clone(), events.clone());
+            async move { controller.reconcile(key, &events).await }
         })
         .await;
     }
@@ -100,6 +108,18 @@ impl EndpointsController {
             change.states().filter_map(|slice| service_of(slice)).for_each(|key| changed.add(key))
         });
         let (changed, services) = (queue.clone(), self.services.clone());
+        self.nodes.handle(move |change| {
+            let facts = |node: &Node| (node.labels().get(LABEL_ZONE).cloned(), hints::capacity_of(node));
+            if let Change::Updated { old, new } = &change
+                && facts(old) == facts(new)
+            {
+                return;
+            }
+            let hinted =
+                services.list().into_iter().filter(|service| hints::mode(service) != HintsMode::None);
+            hinted.for_each(|service| changed.add(ObjectKey::of(&*service)));
+        });
+        let (changed, services) = (queue.clone(), self.services.clone());
         self.pods.handle(move |change| {
             for pod in change.states() {
                 for service in services.list_namespace(&pod.namespace().unwrap_or_default()) {
@@ -111,7 +131,7 @@ impl EndpointsController {
         });
     }
 
-    async fn reconcile(&self, key: ObjectKey) -> kube::Result<Outcome> {
+    async fn reconcile(&self, key: ObjectKey, events: &EventRecorder) -> kube::Result<Outcome> {
         let known = self.slices_by_service.get(&key.to_string());
         let Some(service) =
             self.services.get(&key).filter(|service| service.metadata.deletion_timestamp.is_none())
@@ -130,7 +150,8 @@ impl EndpointsController {
         } else if selects_pods(&service) {
             let mut pods = self.pods.list_namespace(&key.namespace);
             pods.retain(|pod| selects(&service, pod.labels()));
-            let grouped = from_pods(&service, &pods, |node| self.zone(node));
+            let mut grouped = from_pods(&service, &pods, |node| self.zone(node));
+            self.add_hints(&key, &service, &mut grouped, events);
             self.write_slices(&key, &service, &known, grouped, MANAGED_BY, true).await?;
             self.write_slices(&key, &service, &known, Grouped::new(), MIRRORED_BY, false).await?;
             self.write_endpoints(&key, &service, &pods).await?;
@@ -149,6 +170,41 @@ impl EndpointsController {
         Ok(Outcome::Done)
     }
 
+    /// Adds the topology hints to the endpoints; an event says when they begin and end.
+    fn add_hints(&self, key: &ObjectKey, service: &Service, grouped: &mut Grouped, events: &EventRecorder) {
+        let mode = hints::mode(service);
+        let capacity = match mode {
+            HintsMode::Proportional => hints::zone_capacity(&self.nodes.list()),
+            HintsMode::None | HintsMode::OwnZone => hints::ZoneCapacity::default(),
+        };
+        for family in families(service) {
+            let failed = hints::add_hints(grouped, family, mode, &capacity).err();
+            let mut said = self.hint_events.lock();
+            let last = (key.clone(), family.name());
+            let is_enabled = mode == HintsMode::Proportional && failed.is_none();
+            let message = match (mode, failed.as_deref()) {
+                (HintsMode::Proportional, None) => "Topology Aware Hints has been enabled",
+                (HintsMode::Proportional, Some(message)) => message,
+                _ if said.remove(&last).is_some() => "Topology Aware Hints has been disabled",
+                _ => continue,
+            };
+            let message = match message.contains("addressType") {
+                true => message.to_owned(),
+                false => format!("{message}, addressType: {}", family.name()),
+            };
+            if said.get(&last) == Some(&message) {
+                continue;
+            }
+            match is_enabled {
+                true => events.normal(service, "TopologyAwareHintsEnabled", &message),
+                false => events.warning(service, "TopologyAwareHintsDisabled", &message),
+            }
+            if mode == HintsMode::Proportional {
+                said.insert(last, message);
+            }
+        }
+    }
+
     fn zone(&self, node: &str) -> Option<String> {
         self.nodes.get(&ObjectKey::cluster(node))?.labels().get(LABEL_ZONE).cloned()
     }
@@ -157,6 +213,7 @@ impl EndpointsController {
     /// that never had a Service are a user's own and stay.
     async fn forget(&self, key: &ObjectKey, known: Vec<Arc<EndpointSlice>>) -> kube::Result<()> {
         let had_service = self.served.lock().remove(key);
+        self.hint_events.lock().retain(|(service, _), _| service != key);
         let own = |slice: &Arc<EndpointSlice>| {
             matches!(label(&**slice, LABEL_MANAGED_BY), Some(MANAGED_BY | MIRRORED_BY))
         };

@@ -191,7 +191,7 @@ pub(super) fn from_pods(
     let mut grouped = Grouped::new();
     for pod in pods.iter().filter(|pod| !is_finished(pod)) {
         let terminating = pod.metadata.deletion_timestamp.is_some();
-        let serving = is_ready(pod) || publishes_not_ready(service);
+        let serving = is_ready(pod);
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
         for family in families(service) {
             // Clients use only the first address of an endpoint, so that upstream writes no others.

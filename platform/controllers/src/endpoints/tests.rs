@@ -105,7 +105,7 @@ fn headless_services_name_their_pods_and_may_publish_them_early() {
     let named = json!({"spec": {"hostname": "p0", "subdomain": "web"}});
     let plan = planned(&headless, &[], &[pod(0, false, named)]);
     let slice = &plan.create[0];
-    assert_eq!(conditions(slice), [("p0".to_owned(), true, true, false)]);
+    assert_eq!(conditions(slice), [("p0".to_owned(), true, false, false)]);
     assert_eq!(slice.endpoints[0].hostname.as_deref(), Some("p0"));
     assert_eq!(slice.labels()["service.kubernetes.io/headless"], "");
     let endpoints = legacy::endpoints(&headless, &[pod(0, false, json!({}))], None);
