@@ -105,8 +105,9 @@ impl Graph {
     pub(super) fn observe(&mut self, identity: ObjectIdentity, meta: &ObjectMeta) -> Vec<CollectorWork> {
         let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
         let being_deleted = meta.deletion_timestamp.is_some();
-        let deleting_dependents = being_deleted && has(FINALIZER_FOREGROUND);
         let orphaning = being_deleted && has(FINALIZER_ORPHAN);
+        // With both finalizers, the dependents are orphaned first: then none is left that could be deleted.
+        let deleting_dependents = being_deleted && has(FINALIZER_FOREGROUND) && !orphaning;
         let owners = meta.owner_references.as_deref().unwrap_or_default();
         let is_known = |node: &GraphNode| {
             let flags = (node.being_deleted, node.deleting_dependents, node.orphaning, node.is_virtual);

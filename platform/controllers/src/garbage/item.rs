@@ -106,6 +106,13 @@ fn has_finalizer(live: &Live, finalizer: &str) -> bool {
     live.finalizers().iter().any(|known| known == finalizer)
 }
 
+/// Whether the object is being deleted once its dependents are. With `orphan`, too, they are orphaned before.
+fn waits_for_dependents(live: &Live) -> bool {
+    live.metadata.deletion_timestamp.is_some()
+        && has_finalizer(live, FINALIZER_FOREGROUND)
+        && !has_finalizer(live, FINALIZER_ORPHAN)
+}
+
 impl CollectorContext {
     pub(super) fn enqueue(&self, work: impl IntoIterator<Item = CollectorWork>) {
         for item in work {
@@ -144,7 +151,7 @@ impl CollectorContext {
             return Err(Error::NotObserved(node.identity.name));
         }
         if live.metadata.deletion_timestamp.is_some() {
-            if has_finalizer(&live, FINALIZER_FOREGROUND) {
+            if waits_for_dependents(&live) {
                 self.finish_foreground(&node.identity, &live).await?;
             }
             return Ok(Outcome::Done);
@@ -263,8 +270,7 @@ impl CollectorContext {
             self.absent.lock().add(owner_identity);
             return Ok(Some(OwnerState::Dangling));
         };
-        let waiting =
-            found.metadata.deletion_timestamp.is_some() && has_finalizer(&found, FINALIZER_FOREGROUND);
+        let waiting = waits_for_dependents(&found);
         Ok(Some(if waiting { OwnerState::Waiting } else { OwnerState::Solid }))
     }
 

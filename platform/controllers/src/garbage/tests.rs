@@ -181,3 +181,22 @@ proptest! {
         prop_assert!(told.contains(&delete("e")));
     }
 }
+
+#[test]
+fn with_both_finalizers_the_dependents_are_orphaned_first() {
+    let mut graph = Graph::default();
+    let meta = |finalizers: &[&str]| ObjectMeta {
+        finalizers: Some(finalizers.iter().map(|name| (*name).to_owned()).collect()),
+        deletion_timestamp: Some(mayfly_api::k8s::apimachinery::pkg::apis::meta::v1::Time(
+            mayfly_api::k8s::jiff::Timestamp::UNIX_EPOCH,
+        )),
+        ..ObjectMeta::default()
+    };
+    graph.observe(identity("owner"), &owned_by(&[]));
+    graph.observe(identity("child"), &owned_by(&["owner"]));
+    let both = graph.observe(identity("owner"), &meta(&["foregroundDeletion", "orphan"]));
+    assert_eq!(both, [CollectorWork::Orphan("owner".into())], "no dependent is deleted");
+    graph.observe(identity("child"), &owned_by(&[]));
+    let rest = graph.observe(identity("owner"), &meta(&["foregroundDeletion"]));
+    assert_eq!(rest, [delete("owner")], "it waits for nothing any more");
+}
