@@ -60,6 +60,23 @@ pub(crate) trait PodOwner:
 
     /// The template of the pods.
     fn template(&self) -> PodTemplateSpec;
+
+    /// The messages of the events about a pod that was created or deleted (`verb`), or could not be.
+    fn event_message(&self, verb: PodVerb, pod: &str, error: Option<&str>) -> String {
+        match (verb, error) {
+            (PodVerb::Create, None) => format!("Created pod: {pod}"),
+            (PodVerb::Create, Some(error)) => format!("Error creating: {error}"),
+            (PodVerb::Delete, None) => format!("Deleted pod: {pod}"),
+            (PodVerb::Delete, Some(error)) => format!("Error deleting: {error}"),
+        }
+    }
+}
+
+/// A change of an owner's pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PodVerb {
+    Create,
+    Delete,
 }
 
 /// The pods that the objects of one kind own.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    Error, OwnedPods, PodOwner,
+    Error, OwnedPods, PodOwner, PodVerb,
     claim::{Claim, claim},
     reference,
 };
@@ -98,18 +98,18 @@ impl<O: PodOwner> OwnedPods<O> {
         let mut result = Ok(());
         for batch in batches(wanted) {
             let params = PostParams::default();
-            for created in join_all(batch.iter().map(|pod| pods.create(&params, pod))).await {
+            let created = join_all(batch.iter().map(|pod| pods.create(&params, pod))).await;
+            for (pod, created) in batch.iter().zip(created) {
                 match created {
                     Ok(pod) => {
                         self.expectations.lock().created(&key, uid(&pod));
-                        events.normal(owner, "SuccessfulCreate", format!("Created pod: {}", pod.name_any()));
+                        let message = owner.event_message(PodVerb::Create, &pod.name_any(), None);
+                        events.normal(owner, "SuccessfulCreate", message);
                     }
                     Err(error) => {
-                        events.warning(
-                            owner,
-                            "FailedCreate",
-                            format!("Error creating: {}", api_message(&error)),
-                        );
+                        let why = api_message(&error);
+                        let message = owner.event_message(PodVerb::Create, &pod.name_any(), Some(&why));
+                        events.warning(owner, "FailedCreate", message);
                         result = Err(Error::Create(error));
                     }
                 }
@@ -144,11 +144,14 @@ impl<O: PodOwner> OwnedPods<O> {
         for (pod, deleted) in join_all(deletions).await {
             match deleted {
                 Ok(()) => {
-                    events.normal(owner, "SuccessfulDelete", format!("Deleted pod: {}", pod.name_any()));
+                    let message = owner.event_message(PodVerb::Delete, &pod.name_any(), None);
+                    events.normal(owner, "SuccessfulDelete", message);
                 }
                 Err(error) => {
                     self.expectations.lock().not_deleted(&key, uid(&**pod));
-                    events.warning(owner, "FailedDelete", format!("Error deleting: {}", api_message(&error)));
+                    let why = api_message(&error);
+                    let message = owner.event_message(PodVerb::Delete, &pod.name_any(), Some(&why));
+                    events.warning(owner, "FailedDelete", message);
                     result = Err(Error::Api(error));
                 }
             }

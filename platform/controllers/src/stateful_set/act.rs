@@ -32,8 +32,8 @@ use super::{
 };
 use crate::{
     history::{self, LABEL_REVISION_HASH, RevisionHistory, template},
-    metadata::{is_gone, status_patch, uid, with_explicit_nulls},
-    owned_pods::{Error, OwnedPods, PodOwner},
+    metadata::{api_message, is_gone, status_patch, uid, with_explicit_nulls},
+    owned_pods::{Error, OwnedPods, PodOwner, PodVerb},
     ownership::Dependents,
 };
 
@@ -56,6 +56,18 @@ impl PodOwner for StatefulSet {
 
     fn template(&self) -> PodTemplateSpec {
         self.spec.as_ref().map(|spec| spec.template.clone()).unwrap_or_default()
+    }
+
+    fn event_message(&self, verb: PodVerb, pod: &str, error: Option<&str>) -> String {
+        let verb = match verb {
+            PodVerb::Create => "create",
+            PodVerb::Delete => "delete",
+        };
+        let set = self.name_any();
+        match error {
+            None => format!("{verb} Pod {pod} in StatefulSet {set} successful"),
+            Some(error) => format!("{verb} Pod {pod} in StatefulSet {set} failed error: {error}"),
+        }
     }
 }
 
@@ -136,7 +148,7 @@ impl StatefulSetController {
             pods.iter().filter_map(|pod| pod.labels().get(LABEL_REVISION_HASH).cloned()).collect();
         used.extend([revisions.current.clone(), revisions.update.clone()]);
         if set.metadata.deletion_timestamp.is_none() {
-            self.keep_claims(&key, &set, &pods).await?;
+            self.keep_claims(&key, &set, &pods, events).await?;
         }
         let again = self.carry_out(&key, &set, plan, (&current, &update), events).await?;
         let limit = set.spec.as_ref().and_then(|spec| spec.revision_history_limit);
@@ -159,7 +171,7 @@ impl StatefulSetController {
                 // Their deletion starts another reconciliation.
                 continue;
             }
-            self.create_claims(key, set, ordinal).await?;
+            self.create_claims(key, set, ordinal, events).await?;
             let revision = if updated { update } else { current };
             let template = template(revision).unwrap_or_else(|| set.template());
             wanted.push(new_pod(set, template, &revision.name_any(), ordinal));
@@ -181,12 +193,27 @@ impl StatefulSetController {
         Ok(plan.again.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 
-    async fn create_claims(&self, key: &ObjectKey, set: &StatefulSet, ordinal: i32) -> Result<(), Error> {
+    async fn create_claims(
+        &self,
+        key: &ObjectKey,
+        set: &StatefulSet,
+        ordinal: i32,
+        events: &EventRecorder,
+    ) -> Result<(), Error> {
         let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), &key.namespace);
+        let message = |claim: &PersistentVolumeClaim, result: &str| {
+            let (claim, pod) = (claim.name_any(), pod_name(set, ordinal));
+            format!("create Claim {claim} Pod {pod} in StatefulSet {} {result}", set.name_any())
+        };
         for claim in new_claims(set, ordinal) {
             match claims.create(&PostParams::default(), &claim).await {
+                Ok(_) => events.normal(set, "SuccessfulCreate", message(&claim, "success")),
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
-                result => drop(result?),
+                Err(error) => {
+                    let why = format!("failed error: {}", api_message(&error));
+                    events.warning(set, "FailedCreate", message(&claim, &why));
+                    return Err(error.into());
+                }
             }
         }
         Ok(())
@@ -205,7 +232,13 @@ impl StatefulSetController {
 
     /// Gives the claims of the pods the owners that the retention policy asks for, and pods that have not started the
     /// claims that they lack.
-    async fn keep_claims(&self, key: &ObjectKey, set: &StatefulSet, pods: &[Arc<Pod>]) -> Result<(), Error> {
+    async fn keep_claims(
+        &self,
+        key: &ObjectKey,
+        set: &StatefulSet,
+        pods: &[Arc<Pod>],
+        events: &EventRecorder,
+    ) -> Result<(), Error> {
         let api: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), &key.namespace);
         let wanted = set.spec.as_ref().map(ordinals).unwrap_or_default();
         for pod in pods {
@@ -227,7 +260,7 @@ impl StatefulSetController {
                 pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Pending");
             let is_starting = is_pending && !is_surplus && pod.metadata.deletion_timestamp.is_none();
             if is_starting && known < claim_names(set, ordinal).len() {
-                self.create_claims(key, set, ordinal).await?;
+                self.create_claims(key, set, ordinal, events).await?;
             }
         }
         Ok(())

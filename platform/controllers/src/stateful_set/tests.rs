@@ -9,6 +9,8 @@ use mayfly_api::k8s::{
 };
 use serde_json::{Value, json};
 
+use crate::owned_pods::{PodOwner as _, PodVerb};
+
 use super::{
     identity::{new_claims, new_pod, ordinal},
     plan::{Revisions, StatefulSetPlan, plan},
@@ -141,4 +143,13 @@ fn pods_have_names_and_claims() {
     assert_eq!((claim.name_any().as_str(), claim.labels()["app"].as_str()), ("data-db-1", "db"));
     assert_eq!(claim.owner_references()[0].controller, None);
     assert!(new_claims(&set(json!({})), 1)[0].owner_references().is_empty());
+}
+
+#[test]
+fn events_name_the_pod_and_the_set() {
+    let set = set(json!({}));
+    let created = set.event_message(PodVerb::Create, "db-0", None);
+    assert_eq!(created, "create Pod db-0 in StatefulSet db successful");
+    let failed = set.event_message(PodVerb::Delete, "db-0", Some("no"));
+    assert_eq!(failed, "delete Pod db-0 in StatefulSet db failed error: no");
 }
