@@ -11,7 +11,7 @@ use mayfly_api::{
     k8s::{
         api::{
             apps::v1::{ControllerRevision, DaemonSet},
-            core::v1::{Node, PodTemplateSpec},
+            core::v1::{Node, Pod, PodTemplateSpec},
         },
         jiff::Timestamp,
     },
@@ -68,6 +68,25 @@ fn fit_changed(change: &Change<'_, Node>) -> bool {
                     != new.spec.as_ref().map(|spec| (&spec.taints, spec.unschedulable))
         }
         Change::Added(_) | Change::Deleted(_) => true,
+    }
+}
+
+/// The event about a pod that is deleted because it has ended: whether it is a warning, its reason and message.
+pub(super) fn ended_event(pod: &Pod) -> Option<(bool, &'static str, String)> {
+    let place = || {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
+        format!("{}/{} on node {node}", pod.namespace().unwrap_or_default(), pod.name_any())
+    };
+    match pod.status.as_ref()?.phase.as_deref()? {
+        "Failed" => {
+            let message = format!("Found failed daemon pod {}, will try to kill it", place());
+            Some((true, "FailedDaemonPod", message))
+        }
+        "Succeeded" => {
+            let message = format!("Found succeeded daemon pod {}, will try to delete it", place());
+            Some((false, "SucceededDaemonPod", message))
+        }
+        _ => None,
     }
 }
 
@@ -171,6 +190,12 @@ impl DaemonSetController {
             self.owned.create_pods(set, &wanted, events).await?;
         }
         let doomed: Vec<_> = plan.delete.into_iter().take(self.config.burst_max).collect();
+        for (is_warning, reason, message) in doomed.iter().filter_map(|pod| ended_event(pod)) {
+            match is_warning {
+                true => events.warning(set, reason, message),
+                false => events.normal(set, reason, message),
+            }
+        }
         if !doomed.is_empty() {
             self.owned.delete_pods(set, &doomed, events).await?;
         }

@@ -16,12 +16,21 @@ use mayfly_api::{
 
 use crate::{history::LABEL_REVISION_HASH, owned_pods};
 
+/// The number of the template, counted by the API, and the label of the pods made from it.
+const ANNOTATION_TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
+const LABEL_TEMPLATE_GENERATION: &str = "pod-template-generation";
 const FIELD_NODE_NAME: &str = "metadata.name";
 
 /// A pod of the set for one node, made from the revision with this hash.
 pub(super) fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> Pod {
     let mut pod = with_tolerations(owned_pods::new_pod(set));
-    pod.metadata.labels.get_or_insert_default().insert(LABEL_REVISION_HASH.into(), hash.into());
+    let labels = pod.metadata.labels.get_or_insert_default();
+    labels.insert(LABEL_REVISION_HASH.into(), hash.into());
+    let generation =
+        set.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_TEMPLATE_GENERATION));
+    if let Some(generation) = generation {
+        labels.insert(LABEL_TEMPLATE_GENERATION.into(), generation.clone());
+    }
     pin(&mut pod, node);
     pod
 }

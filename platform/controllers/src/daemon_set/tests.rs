@@ -13,6 +13,7 @@ use mayfly_api::k8s::{
 use serde_json::{Value, json};
 
 use super::{
+    act::ended_event,
     plan::plan,
     pods::{Fit, fits, new_pod, node_of},
 };
@@ -151,4 +152,29 @@ fn on_delete_waits_for_people() {
     let log = set(json!({"type": "OnDelete"}), json!({}));
     let step = plan(&log, "y", &everywhere(&["a"]), &[pod(&log, "a", "x", true)], now());
     assert!(step.create.is_empty() && step.delete.is_empty());
+}
+
+#[test]
+fn a_pod_names_the_generation_of_its_template() {
+    let mut set = rolling(1, 0);
+    assert_eq!(new_pod(&set, "a", "h").labels().get("pod-template-generation"), None);
+    let generation = ("deprecated.daemonset.template.generation".to_owned(), "3".to_owned());
+    set.metadata.annotations = Some([generation].into());
+    assert_eq!(new_pod(&set, "a", "h").labels()["pod-template-generation"], "3");
+}
+
+#[test]
+fn an_ended_pod_is_reported_before_it_is_deleted() {
+    let event = |phase: &str| {
+        let mut pod = Pod::clone(&pod(&rolling(1, 0), "a", "h", true));
+        pod.metadata.namespace = Some("ns".into());
+        pod.spec.as_mut().unwrap().node_name = Some("a".into());
+        pod.status.as_mut().unwrap().phase = Some(phase.into());
+        ended_event(&pod)
+    };
+    let failed = "Found failed daemon pod ns/a-h on node a, will try to kill it";
+    assert_eq!(event("Failed"), Some((true, "FailedDaemonPod", failed.to_owned())));
+    let succeeded = "Found succeeded daemon pod ns/a-h on node a, will try to delete it";
+    assert_eq!(event("Succeeded"), Some((false, "SucceededDaemonPod", succeeded.to_owned())));
+    assert_eq!(event("Running"), None);
 }
