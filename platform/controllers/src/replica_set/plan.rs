@@ -72,13 +72,14 @@ pub(super) fn status(
         }
     }
     let old = set.status.clone().unwrap_or_default();
+    let reason = if replicas > self::replicas(set) { "FailedDelete" } else { "FailedCreate" };
     let status = ReplicaSetStatus {
         replicas,
         fully_labeled_replicas: Some(labelled),
         ready_replicas: Some(ready),
         available_replicas: Some(available),
         observed_generation: set.metadata.generation,
-        conditions: conditions(old.conditions, failure, now),
+        conditions: conditions(old.conditions, failure.map(|message| (reason, message)), now),
         ..old
     };
     (status, again)
@@ -88,7 +89,7 @@ const REPLICA_FAILURE: &str = "ReplicaFailure";
 
 fn conditions(
     old: Option<Vec<ReplicaSetCondition>>,
-    failure: Option<&str>,
+    failure: Option<(&str, &str)>,
     now: Timestamp,
 ) -> Option<Vec<ReplicaSetCondition>> {
     let mut conditions = old.unwrap_or_default();
@@ -97,11 +98,11 @@ fn conditions(
         (None, Some(at)) => {
             conditions.remove(at);
         }
-        (Some(message), Some(at)) => conditions[at].message = Some(message.into()),
-        (Some(message), None) => conditions.push(ReplicaSetCondition {
+        (Some((_, message)), Some(at)) => conditions[at].message = Some(message.into()),
+        (Some((reason, message)), None) => conditions.push(ReplicaSetCondition {
             type_: REPLICA_FAILURE.into(),
             status: "True".into(),
-            reason: Some("FailedCreate".into()),
+            reason: Some(reason.into()),
             message: Some(message.into()),
             last_transition_time: Some(Time(now)),
         }),

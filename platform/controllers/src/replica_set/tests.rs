@@ -149,7 +149,15 @@ fn reports_and_says_when_a_pod_becomes_available() {
     );
     assert_eq!(again.map(|again| again.as_secs()), Some(5));
     let (failed, _) = status(&set, &pods, Some("no"), now);
-    assert_eq!(failed.conditions.as_ref().unwrap()[0].message.as_deref(), Some("no"));
+    let condition = &failed.conditions.as_ref().unwrap()[0];
+    assert_eq!(
+        (condition.reason.as_deref(), condition.message.as_deref()),
+        (Some("FailedCreate"), Some("no"))
+    );
+    let mut smaller = set.clone();
+    smaller.spec.as_mut().unwrap().replicas = Some(1);
+    let (surplus, _) = status(&smaller, &pods, Some("no"), now);
+    assert_eq!(surplus.conditions.unwrap()[0].reason.as_deref(), Some("FailedDelete"));
     set.status = Some(failed);
     assert_eq!(status(&set, &pods, None, now).0.conditions, None, "it recovered");
 }
