@@ -1,6 +1,6 @@
 //! Checks all nodes periodically, and carries out the steps of [`super::plan`].
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use kube::{
     Api, Client, ResourceExt as _,
@@ -46,6 +46,8 @@ pub(crate) struct NodeController {
     pods: Informer<Pod>,
     pods_by_node: Index<Pod>,
     health: Health,
+    /// The nodes at the last check.
+    known: HashMap<String, Arc<Node>>,
 }
 
 impl NodeController {
@@ -55,7 +57,16 @@ impl NodeController {
             pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).into_iter().collect()
         });
         let (nodes, leases) = (informers.of(), informers.of());
-        Self { config, client, nodes, leases, pods, pods_by_node, health: Health::default() }
+        Self {
+            config,
+            client,
+            nodes,
+            leases,
+            pods,
+            pods_by_node,
+            health: Health::default(),
+            known: HashMap::new(),
+        }
     }
 
     pub(crate) async fn run(mut self, stop: CancellationToken) {
@@ -82,12 +93,29 @@ impl NodeController {
             let leases = self.leases.list_namespace(NAMESPACE_NODE_LEASE).into_iter();
             let leases: HashMap<_, _> = leases.map(|lease| (lease.name_any(), lease)).collect();
             let nodes = self.nodes.list();
+            self.announce(&nodes, &events);
             let pods_of = |node: &str| self.pods_by_node.get(node);
             for step in self.health.plan(&nodes, &leases, pods_of, &self.config, Instant::now()) {
                 if let Err(error) = act(&self.client, &self.nodes, step, &events).await {
                     tracing::warn!(%error, "cannot act on a node; will retry");
                 }
             }
+        }
+    }
+}
+
+impl NodeController {
+    /// Records the nodes that came and went since the last check.
+    fn announce(&mut self, nodes: &[Arc<Node>], events: &EventRecorder) {
+        let before = std::mem::take(&mut self.known);
+        self.known = nodes.iter().map(|node| (node.name_any(), node.clone())).collect();
+        for (name, node) in self.known.iter().filter(|(name, _)| !before.contains_key(*name)) {
+            let message = format!("Node {name} event: Registered Node {name} in Controller");
+            events.normal(&**node, "RegisteredNode", message);
+        }
+        for (name, node) in before.iter().filter(|(name, _)| !self.known.contains_key(*name)) {
+            let message = format!("Node {name} event: Removing Node {name} from Controller");
+            events.normal(&**node, "RemovingNode", message);
         }
     }
 }
