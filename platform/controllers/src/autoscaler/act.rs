@@ -39,7 +39,7 @@ use super::{
     Config,
     behavior::ScalingHistory,
     metrics::{ScaleTarget, evaluate},
-    plan::{ABLE_TO_SCALE, AutoscalerPlan, SCALING_ACTIVE, plan, set, status},
+    plan::{ABLE_TO_SCALE, AutoscalerPlan, GOT_SCALE, SCALING_ACTIVE, plan, set, status},
 };
 use crate::metadata::{api_message, is_gone, status_patch, with_explicit_nulls};
 
@@ -51,6 +51,16 @@ pub(crate) struct AutoscalerController {
     pods: Informer<Pod>,
     /// Histories by autoscaler, removed with it.
     histories: Mutex<HashMap<ObjectKey, ScalingHistory>>,
+    /// The selectors of the targets' pods by autoscaler.
+    selectors: Mutex<HashMap<ObjectKey, Selector>>,
+}
+
+/// The reason why a target's selector cannot be used: the event's reason, the condition's, and their messages.
+struct SelectorFailure {
+    event: &'static str,
+    reason: &'static str,
+    message: String,
+    condition: String,
 }
 
 /// One evaluation of one autoscaler.
@@ -72,6 +82,7 @@ impl AutoscalerController {
             autoscalers: informers.of(),
             pods: informers.of(),
             histories: Mutex::default(),
+            selectors: Mutex::default(),
         }
     }
 
@@ -108,6 +119,7 @@ impl AutoscalerController {
     async fn reconcile(&self, key: ObjectKey, events: &EventRecorder) -> kube::Result<Outcome> {
         let Some(autoscaler) = self.autoscalers.get(&key) else {
             self.histories.lock().remove(&key);
+            self.selectors.lock().remove(&key);
             return Ok(Outcome::Done);
         };
         let now = Timestamp::now();
@@ -157,14 +169,19 @@ impl AutoscalerController {
         let current = scale.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(0);
         let shown = scale.status.as_ref().map_or(0, |status| status.replicas);
         let text = scale.status.as_ref().and_then(|status| status.selector.clone()).unwrap_or_default();
-        let Some(selector) = Selector::parse(&text).ok().filter(|selector| !selector.is_empty()) else {
-            let mut status = status(autoscaler);
-            let message = "the HPA target's scale is missing a selector";
-            set(&mut status, SCALING_ACTIVE, "False", "InvalidSelector", message, now);
-            return self.write_status(key, autoscaler, &status).await;
+        let (selector, pods) = match self.selected_pods(key, &text) {
+            Ok(selected) => selected,
+            Err(SelectorFailure { event, reason, message, condition }) => {
+                evaluation.events.warning(autoscaler, event, message.clone());
+                evaluation.events.warning(autoscaler, "FailedComputeMetricsReplicas", message);
+                let mut status = status(autoscaler);
+                status.current_replicas = Some(shown);
+                set(&mut status, ABLE_TO_SCALE, "True", "SucceededGetScale", GOT_SCALE, now);
+                set(&mut status, SCALING_ACTIVE, "False", reason, &condition, now);
+                return self.write_status(key, autoscaler, &status).await;
+            }
         };
-        let mut pods = self.pods.list_namespace(&key.namespace);
-        pods.retain(|pod| selector.matches(pod.labels()));
+        self.selectors.lock().insert(key.clone(), selector);
         let context = ScaleTarget {
             namespace: &key.namespace,
             selector: &text,
@@ -183,6 +200,48 @@ impl AutoscalerController {
         self.carry_out(evaluation, current, plan).await
     }
 
+    /// The pods that the target's selector selects. They must belong to this autoscaler alone.
+    fn selected_pods(
+        &self,
+        key: &ObjectKey,
+        text: &str,
+    ) -> Result<(Selector, Vec<Arc<Pod>>), SelectorFailure> {
+        let failure = |event, message: String| {
+            let condition = message.clone();
+            SelectorFailure { event, reason: event, message, condition }
+        };
+        let selector = Selector::parse(text).map_err(|error| {
+            let message =
+                format!("couldn't convert selector into a corresponding internal selector object: {error}");
+            failure("InvalidSelector", message)
+        })?;
+        if selector.is_empty() {
+            return Err(SelectorFailure {
+                event: "SelectorRequired",
+                reason: "InvalidSelector",
+                message: "selector is required".into(),
+                condition: "the HPA target's scale is missing a selector".into(),
+            });
+        }
+        let mut pods = self.pods.list_namespace(&key.namespace);
+        pods.retain(|pod| selector.matches(pod.labels()));
+        let selectors = self.selectors.lock();
+        let others = selectors.iter().filter(|(other, selector)| {
+            other.namespace == key.namespace
+                && *other != key
+                && pods.iter().any(|pod| selector.matches(pod.labels()))
+        });
+        let mut names: Vec<_> = others.map(|(other, _)| other.to_string()).collect();
+        if names.is_empty() {
+            return Ok((selector, pods));
+        }
+        names.push(key.to_string());
+        names.sort();
+        let names = names.join(" ");
+        let message = format!("pods by selector {text} are controlled by multiple HPAs: [{names}]");
+        Err(failure("AmbiguousSelector", message))
+    }
+
     async fn carry_out(
         &self,
         evaluation: Evaluation<'_>,
@@ -190,8 +249,17 @@ impl AutoscalerController {
         mut plan: AutoscalerPlan,
     ) -> kube::Result<()> {
         let Evaluation { key, autoscaler, target, api, events, now } = evaluation;
-        if let Some(failure) = &plan.failure {
+        for failure in &plan.failures {
             events.warning(autoscaler, failure.reason, failure.message.clone());
+        }
+        if let Some(first) = plan.failures.first() {
+            let message = format!(
+                "invalid metrics ({} invalid out of {}), first error is: {}",
+                plan.failures.len(),
+                plan.metrics,
+                first.summary
+            );
+            events.warning(autoscaler, "FailedComputeMetricsReplicas", message);
         }
         if plan.replicas != current {
             let patch = Patch::Merge(json!({"spec": {"replicas": plan.replicas}}));

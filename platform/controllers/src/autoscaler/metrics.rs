@@ -52,11 +52,13 @@ pub(super) struct Evaluated {
     pub(super) status: MetricStatus,
 }
 
-/// A metric that could not be evaluated: the condition's reason and message.
+/// A metric that could not be evaluated: the reason and message of an event, and of the condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unavailable {
     pub(super) reason: &'static str,
     pub(super) message: String,
+    /// The message with the metric that it is about, for the event about all metrics.
+    pub(super) summary: String,
 }
 
 pub(super) async fn evaluate(
@@ -66,7 +68,7 @@ pub(super) async fn evaluate(
     config: &Config,
     now: Timestamp,
 ) -> Result<Evaluated, Unavailable> {
-    let (reason, what, result) = match metric.type_.as_str() {
+    let (reason, prefix, what, result) = match metric.type_.as_str() {
         "Resource" | "ContainerResource" => {
             let source = metric.resource.as_ref().map(|source| (&source.name, &source.target, None));
             let source = source.or(metric
@@ -74,37 +76,40 @@ pub(super) async fn evaluate(
                 .as_ref()
                 .map(|source| (&source.name, &source.target, Some(source.container.as_str()))));
             let Some((name, wanted, container)) = source else { return Err(malformed(metric)) };
-            let reason = match container {
-                None => "FailedGetResourceMetric",
-                Some(_) => "FailedGetContainerResourceMetric",
+            let (reason, what) = match container {
+                None => ("FailedGetResourceMetric", "resource"),
+                Some(_) => ("FailedGetContainerResourceMetric", "container"),
             };
             let kind = if wanted.average_utilization.is_some() { "utilization" } else { "usage" };
             let result = resource(client, name, wanted, container, target, config, now).await;
-            (reason, format!("{name} {kind}"), result)
+            let prefix = format!("failed to get {name} {kind}: ");
+            (reason, prefix, format!("{name} {what} metric"), result)
         }
         "Pods" => {
-            let Some(source) = &metric.pods else { return Err(malformed(metric)) };
             let result = pods_metric(client, metric, target, config, now).await;
-            ("FailedGetPodsMetric", format!("pods metric {}", source.metric.name), result)
+            ("FailedGetPodsMetric", String::new(), "pods metric".into(), result)
         }
-        "Object" => (
-            "FailedGetObjectMetric",
-            "object metric value".into(),
-            object(client, metric, target, config).await,
-        ),
-        "External" => (
-            "FailedGetExternalMetric",
-            "external metric".into(),
-            external(client, metric, target, config).await,
-        ),
+        "Object" => {
+            let result = object(client, metric, target, config).await;
+            ("FailedGetObjectMetric", String::new(), "object metric".into(), result)
+        }
+        "External" => {
+            let source = metric.external.as_ref();
+            let what = format!("{} external metric", source.map_or("", |source| &source.metric.name));
+            let result = external(client, metric, target, config).await;
+            ("FailedGetExternalMetric", format!("failed to get {what}: "), what, result)
+        }
         _ => return Err(malformed(metric)),
     };
-    result.map_err(|error| Unavailable { reason, message: format!("failed to get {what}: {error}") })
+    result.map_err(|error| {
+        let message = format!("{prefix}{error}");
+        Unavailable { reason, summary: format!("failed to get {what} value: {message}"), message }
+    })
 }
 
 fn malformed(metric: &MetricSpec) -> Unavailable {
     let message = format!("unknown metric source type {:?}", metric.type_);
-    Unavailable { reason: "InvalidMetricSourceType", message }
+    Unavailable { reason: "InvalidMetricSourceType", summary: message.clone(), message }
 }
 
 async fn resource(
@@ -117,7 +122,8 @@ async fn resource(
     now: Timestamp,
 ) -> Result<Evaluated, NoProposal> {
     let path = format!("/apis/metrics.k8s.io/v1beta1/namespaces/{}/pods", target.namespace);
-    let list = get(client, &path, target.selector).await?;
+    let list = get(client, RESOURCE_API, &path, target.selector).await;
+    let list = list.map_err(|error| error.about(&format!("resource {name}"), "get metrics for"))?;
     let samples = resource_samples(&list, name, container, now)?;
     let usage = MetricUsage { current: target.current, samples: &samples, pods: target.pods, config, now };
     let (proposal, word) = match wanted.average_utilization {
@@ -188,7 +194,8 @@ async fn pods_metric(
     let source = metric.pods.clone().unwrap_or_default();
     let name = source.metric.name.clone();
     let path = format!("/apis/custom.metrics.k8s.io/v1beta2/namespaces/{}/pods/*/{name}", target.namespace);
-    let list = get(client, &path, target.selector).await?;
+    let list = get(client, CUSTOM_API, &path, target.selector).await;
+    let list = list.map_err(|error| error.about(&format!("metric {name}"), "get"))?;
     let mut samples = Samples::new();
     for item in list["items"].as_array().into_iter().flatten() {
         if let (Some(pod), Some(value)) = (item["describedObject"]["name"].as_str(), parse(&item["value"])) {
@@ -218,7 +225,8 @@ async fn object(
         "/apis/custom.metrics.k8s.io/v1beta2/namespaces/{}/{plural}/{}/{name}",
         target.namespace, object.name
     );
-    let list = get(client, &path, &selector_text(source.metric.selector.as_ref())).await?;
+    let list = get(client, CUSTOM_API, &path, &selector_text(source.metric.selector.as_ref())).await;
+    let list = list.map_err(|error| error.about(&format!("metric {name}"), "get"))?;
     let value = parse(&list["items"][0]["value"]).ok_or_else(|| NoProposal::Fetch("no value".into()))?;
     let (proposal, current) = whole_or_average(value, &source.target, target, config)?;
     let described = format!("{} metric {name}", object.kind);
@@ -237,7 +245,8 @@ async fn external(
     let Some(source) = metric.external.clone() else { return Err(NoProposal::Fetch("no source".into())) };
     let name = &source.metric.name;
     let path = format!("/apis/external.metrics.k8s.io/v1beta1/namespaces/{}/{name}", target.namespace);
-    let list = get(client, &path, &selector_text(source.metric.selector.as_ref())).await?;
+    let list = get(client, EXTERNAL_API, &path, &selector_text(source.metric.selector.as_ref())).await;
+    let list = list.map_err(|error| error.about(&format!("external metric {name}"), "get"))?;
     let items = list["items"].as_array().filter(|items| !items.is_empty());
     let values = items.map(|items| items.iter().map(|item| parse(&item["value"])).sum::<Option<u64>>());
     let value = values.flatten().ok_or_else(|| NoProposal::Fetch("no values".into()))?;
@@ -266,15 +275,24 @@ fn whole_or_average(
     Ok((proposal, status))
 }
 
-async fn get(client: &Client, path: &str, selector: &str) -> Result<Value, NoProposal> {
-    let fail = |error: String| NoProposal::Fetch(format!("unable to fetch metrics: {error}"));
+const RESOURCE_API: &str = "resource metrics API";
+const CUSTOM_API: &str = "custom metrics API";
+const EXTERNAL_API: &str = "external metrics API";
+
+/// Lists metrics. `api`: the name of the API in messages.
+async fn get(client: &Client, api: &str, path: &str, selector: &str) -> Result<Value, NoProposal> {
+    let fail = |error: String| NoProposal::Fetch(format!("unable to fetch metrics from {api}: {error}"));
     let mut params = ListParams::default();
     if !selector.is_empty() {
         params = params.labels(selector);
     }
     let request = Request::new(path).list(&params).map_err(|error| fail(error.to_string()))?;
     // The metrics APIs are not typed resources: the path is complete.
-    client.request::<Value>(request).await.map_err(|error| fail(api_message(&error)))
+    let list = client.request::<Value>(request).await.map_err(|error| fail(api_message(&error)))?;
+    match list["items"].as_array().is_some_and(|items| !items.is_empty()) {
+        true => Ok(list),
+        false => Err(NoProposal::Fetch(format!("no metrics returned from {api}"))),
+    }
 }
 
 fn selector_text(selector: Option<&LabelSelector>) -> String {

@@ -16,6 +16,7 @@ use super::{
 pub(super) const ABLE_TO_SCALE: &str = "AbleToScale";
 pub(super) const SCALING_ACTIVE: &str = "ScalingActive";
 pub(super) const SCALING_LIMITED: &str = "ScalingLimited";
+pub(super) const GOT_SCALE: &str = "the HPA controller was able to get the target's current scale";
 
 #[derive(Debug)]
 pub(super) struct AutoscalerPlan {
@@ -23,8 +24,10 @@ pub(super) struct AutoscalerPlan {
     /// The reason why the number changes.
     pub(super) reason: String,
     pub(super) status: HorizontalPodAutoscalerStatus,
-    /// The reason why no metric could be evaluated.
-    pub(super) failure: Option<Unavailable>,
+    /// The metrics that could not be evaluated, if that prevents a decision.
+    pub(super) failures: Vec<Unavailable>,
+    /// The number of metrics.
+    pub(super) metrics: usize,
 }
 
 /// Sets a condition; the transition time is kept while the status is unchanged.
@@ -73,13 +76,13 @@ pub(super) fn plan(
         replicas: current,
         reason: String::new(),
         status: status(autoscaler),
-        failure: None,
+        failures: Vec::new(),
+        metrics: evaluated.len(),
     };
     plan.status.current_replicas = Some(shown);
     plan.status.desired_replicas = current;
     history.begin(current, now);
-    let message = "the HPA controller was able to get the target's current scale";
-    set(&mut plan.status, ABLE_TO_SCALE, "True", "SucceededGetScale", message, now);
+    set(&mut plan.status, ABLE_TO_SCALE, "True", "SucceededGetScale", GOT_SCALE, now);
     if current == 0 && min != 0 {
         let message = "scaling is disabled since the replica count of the target is zero";
         set(&mut plan.status, SCALING_ACTIVE, "False", "ScalingDisabled", message, now);
@@ -122,11 +125,11 @@ fn proposal(
     plan: &mut AutoscalerPlan,
     now: Timestamp,
 ) -> Option<(i32, String)> {
-    let (mut best, mut metrics, mut failure): (Option<(i32, String)>, Vec<_>, Option<Unavailable>) =
-        (None, Vec::new(), None);
+    let (mut best, mut metrics, mut failures): (Option<(i32, String)>, Vec<_>, Vec<Unavailable>) =
+        (None, Vec::new(), Vec::new());
     for result in evaluated {
         match result {
-            Err(unavailable) => failure = failure.or(Some(unavailable)),
+            Err(unavailable) => failures.push(unavailable),
             Ok(Evaluated { proposal, name, status }) => {
                 metrics.push(status);
                 if best.as_ref().is_none_or(|(replicas, _)| proposal.replicas > *replicas) {
@@ -136,11 +139,11 @@ fn proposal(
         }
     }
     plan.status.current_metrics = Some(metrics).filter(|metrics| !metrics.is_empty());
-    let holds = best.as_ref().is_some_and(|(replicas, _)| failure.is_none() || *replicas >= current);
-    if let (false, Some(failure)) = (holds, failure) {
+    let holds = best.as_ref().is_some_and(|(replicas, _)| failures.is_empty() || *replicas >= current);
+    if let (false, Some(failure)) = (holds, failures.first()) {
         let message = format!("the HPA was unable to compute the replica count: {}", failure.message);
         set(&mut plan.status, SCALING_ACTIVE, "False", failure.reason, &message, now);
-        plan.failure = Some(Unavailable { message, ..failure });
+        plan.failures = failures;
         return None;
     }
     let (replicas, name) = best?;

@@ -50,6 +50,16 @@ pub(super) enum NoProposal {
     Fetch(String),
 }
 
+impl NoProposal {
+    /// Adds to the error of a request the metric that it asked for.
+    pub(super) fn about(self, metric: &str, verb: &str) -> Self {
+        match self {
+            Self::Fetch(error) => Self::Fetch(format!("unable to {verb} {metric}: {error}")),
+            other => other,
+        }
+    }
+}
+
 /// The pods, grouped by whether their samples count.
 struct Groups {
     ready: usize,

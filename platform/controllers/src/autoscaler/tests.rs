@@ -164,7 +164,8 @@ fn evaluated(replicas: i32) -> Result<Evaluated, Unavailable> {
 }
 
 fn unavailable() -> Result<Evaluated, Unavailable> {
-    Err(Unavailable { reason: "FailedGetResourceMetric", message: "no metrics".into() })
+    let (message, summary) = ("no metrics".into(), "failed to get cpu: no metrics".into());
+    Err(Unavailable { reason: "FailedGetResourceMetric", message, summary })
 }
 
 #[test]
@@ -181,6 +182,11 @@ fn the_largest_metric_wins_and_a_missing_one_stops_scaling_down() {
     assert_eq!(replicas(4, vec![evaluated(1)]), 2, "not below minReplicas");
     assert_eq!(replicas(12, vec![unavailable()]), 10, "the bounds hold without metrics");
     assert_eq!(replicas(0, vec![evaluated(5)]), 0, "zero switches it off");
-    let failed = plan(&web, (4, 4), vec![unavailable()], &mut ScalingHistory::default(), now());
-    assert!(failed.failure.unwrap().message.ends_with("no metrics"));
+    let failed = plan(&web, (4, 4), vec![unavailable(), evaluated(3)], &mut ScalingHistory::default(), now());
+    assert_eq!((failed.failures.len(), failed.metrics), (1, 2));
+    assert_eq!(failed.failures[0].message, "no metrics", "the event's message is that of the metric");
+    let conditions = failed.status.conditions.unwrap();
+    let active = conditions.iter().find(|condition| condition.type_ == "ScalingActive").unwrap();
+    let expected = "the HPA was unable to compute the replica count: no metrics";
+    assert_eq!(active.message.as_deref(), Some(expected));
 }
