@@ -30,7 +30,7 @@ use mayfly_api::{
     selector::Selector,
 };
 use mayfly_informer::{
-    Informer, Informers,
+    EventRecorder, Informer, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
 use serde_json::{Value, json};
@@ -95,6 +95,7 @@ impl DisruptionController {
         if stop.run_until_cancelled(synced).await.is_none() {
             return;
         }
+        let events = EventRecorder::start(self.client.clone(), "controllermanager", None, stop.clone());
         let queue = WorkQueue::default();
         let changed = queue.clone();
         self.budgets.handle(move |change| changed.add(ObjectKey::of(&**change.latest())));
@@ -111,13 +112,13 @@ impl DisruptionController {
         let workers_max = self.config.workers_max;
         let controller = Arc::new(self);
         reconcile::run("disruption", queue, workers_max, stop, move |key| {
-            let controller = controller.clone();
-            async move { controller.reconcile(key).await }
+            let (controller, events) = (controller.clone(), events.clone());
+            async move { controller.reconcile(key, &events).await }
         })
         .await;
     }
 
-    async fn reconcile(&self, key: ObjectKey) -> kube::Result<Outcome> {
+    async fn reconcile(&self, key: ObjectKey, events: &EventRecorder) -> kube::Result<Outcome> {
         let Some(budget) = self.budgets.get(&key) else { return Ok(Outcome::Done) };
         let mut pods = Vec::new();
         if let Some(selector) = selector(&budget) {
@@ -126,6 +127,12 @@ impl DisruptionController {
         }
         let others = self.other_scales(&key.namespace, &pods).await?;
         let plan = plan(&budget, &pods, |pod| self.scaled(pod, &others), Timestamp::now());
+        for (is_warning, reason, message) in &plan.events {
+            match is_warning {
+                true => events.warning(&*budget, reason, message),
+                false => events.normal(&*budget, reason, message),
+            }
+        }
         if budget.status.as_ref() != Some(&plan.status) {
             let mut status = json!(plan.status);
             // Explicit nulls, so that the merge patch removes the pods that are no longer recorded.

@@ -42,6 +42,17 @@ pub(super) enum Scaled {
 pub(super) struct DisruptionPlan {
     pub(super) status: PodDisruptionBudgetStatus,
     pub(super) again: Option<Duration>,
+    /// Whether it is a warning, its reason and message.
+    pub(super) events: Vec<(bool, &'static str, String)>,
+}
+
+/// The pods that a budget expects.
+struct ExpectedPods {
+    expected: i32,
+    /// How many of them have to be healthy.
+    desired: i32,
+    /// Whether the budget selects pods that do not count, because they have no controller.
+    has_unmanaged: bool,
 }
 
 pub(super) fn plan(
@@ -64,12 +75,21 @@ pub(super) fn plan(
         disrupted_pods: Some(disrupted).filter(|pods| !pods.is_empty()),
         ..old
     };
+    let mut events = Vec::new();
+    if pods.is_empty() {
+        events.push((false, "NoPods", "No matching pods found".into()));
+    }
     let (allowed, reason, message) = match expected(budget, pods, scaled) {
         Err(message) => {
+            let event = format!("Failed to calculate the number of expected pods: {message}");
+            events.push((true, "CalculateExpectedPodCountFailed", event));
             status.disruptions_allowed = 0;
             (false, "SyncFailed", message)
         }
-        Ok((expected, desired)) => {
+        Ok(ExpectedPods { expected, desired, has_unmanaged }) => {
+            if has_unmanaged {
+                events.push((true, "UnmanagedPods", unmanaged_message(budget)));
+            }
             status.expected_pods = expected;
             status.desired_healthy = desired;
             status.disruptions_allowed =
@@ -81,7 +101,27 @@ pub(super) fn plan(
     let condition = condition(&conditions, DISRUPTION_ALLOWED, allowed, reason, message, generation, now);
     let others = conditions.into_iter().filter(|known| known.type_ != DISRUPTION_ALLOWED);
     status.conditions = Some(others.chain([condition]).collect());
-    DisruptionPlan { status, again }
+    DisruptionPlan { status, again, events }
+}
+
+fn unmanaged_message(budget: &PodDisruptionBudget) -> String {
+    let selector = budget.spec.as_ref().and_then(|spec| spec.selector.clone()).unwrap_or_default();
+    let labels = selector.match_labels.unwrap_or_default().into_iter();
+    let labels: String = labels.map(|(name, value)| format!("{name}: {value},")).collect();
+    let expressions = selector.match_expressions.unwrap_or_default().into_iter().map(|one| {
+        let values = one.values.unwrap_or_default().join(" ");
+        format!("LabelSelectorRequirement{{Key:{},Operator:{},Values:[{values}],}},", one.key, one.operator)
+    });
+    let expressions: String = expressions.collect();
+    // The selector as Go prints it.
+    let selector = format!(
+        "&LabelSelector{{MatchLabels:map[string]string{{{labels}}},MatchExpressions:[]LabelSelectorRequirement{{{expressions}}},}}"
+    );
+    format!(
+        "Pods selected by this PodDisruptionBudget (selector: {selector}) were found to be unmanaged. As a result, \
+         the status of the PDB cannot be calculated correctly, which may result in undefined behavior. To account \
+         for these pods please set \".spec.minAvailable\" field of the PDB to an integer value."
+    )
 }
 
 /// The granted evictions whose pods still exist, and when the next one expires.
@@ -105,25 +145,25 @@ fn disrupted(
     (kept, again)
 }
 
-/// The desired number of pods, and how many of them have to be healthy.
 fn expected(
     budget: &PodDisruptionBudget,
     pods: &[Arc<Pod>],
     scaled: impl Fn(&Pod) -> Scaled,
-) -> Result<(i32, i32), String> {
+) -> Result<ExpectedPods, String> {
     let spec = budget.spec.clone().unwrap_or_default();
     if let Some(IntOrString::Int(number)) = spec.min_available {
         let count = pods.iter().filter(|pod| !is_finished(pod)).count();
-        return Ok((i32::try_from(count).unwrap_or(i32::MAX), number));
+        let expected = i32::try_from(count).unwrap_or(i32::MAX);
+        return Ok(ExpectedPods { expected, desired: number, has_unmanaged: false });
     }
-    let mut scales = BTreeMap::new();
+    let (mut scales, mut has_unmanaged) = (BTreeMap::new(), false);
     for pod in pods {
         match scaled(pod) {
             Scaled::By { uid, replicas } => drop(scales.insert(uid, replicas)),
             Scaled::Unscalable(resource) => {
                 return Err(format!("{resource} does not implement the scale subresource"));
             }
-            Scaled::Unmanaged => {}
+            Scaled::Unmanaged => has_unmanaged = true,
             Scaled::Nothing => return Err(format!("found no controllers for pod {:?}", pod.name_any())),
         }
     }
@@ -133,7 +173,7 @@ fn expected(
         (None, Some(max)) => expected.saturating_sub(resolve(Some(max), expected, true)).max(0),
         (None, None) => 0,
     };
-    Ok((expected, desired))
+    Ok(ExpectedPods { expected, desired, has_unmanaged })
 }
 
 #[cfg(test)]
@@ -186,6 +226,16 @@ mod tests {
     }
 
     #[test]
+    fn a_budget_without_pods_or_without_a_count_says_so() {
+        let (now, budget) = (at("2026-01-01T12:00:00Z"), budget(json!({"maxUnavailable": 1}), Value::Null));
+        let none = plan(&budget, &[], |_| Scaled::Nothing, now).events;
+        assert_eq!(none, [(false, "NoPods", "No matching pods found".to_owned())]);
+        let failed = plan(&budget, &pods(1, 0), |_| Scaled::Unscalable("jobs.batch".into()), now).events;
+        let message = "Failed to calculate the number of expected pods: jobs.batch does not implement the scale subresource";
+        assert_eq!(failed, [(true, "CalculateExpectedPodCountFailed", message.to_owned())]);
+    }
+
+    #[test]
     fn pods_without_a_controller_do_not_count() {
         let budget = budget(json!({"maxUnavailable": 1}), Value::Null);
         let now = at("2026-01-01T12:00:00Z");
@@ -198,6 +248,15 @@ mod tests {
             _ => Scaled::By { uid: "web".into(), replicas: 2 },
         };
         assert_eq!(numbers(&mixed), (2, 2, "SufficientPods".to_owned()));
+        let selector = json!({"matchLabels": {"app": "web"},
+            "matchExpressions": [{"key": "tier", "operator": "In", "values": ["a", "b"]}]});
+        let mut selected = budget.clone();
+        selected.spec.as_mut().unwrap().selector = serde_json::from_value(selector).unwrap();
+        let (is_warning, reason, message) = &plan(&selected, &pods(3, 0), mixed, now).events[0];
+        assert_eq!((*is_warning, *reason), (true, "UnmanagedPods"));
+        let selector = "(selector: &LabelSelector{MatchLabels:map[string]string{app: web,},\
+            MatchExpressions:[]LabelSelectorRequirement{LabelSelectorRequirement{Key:tier,Operator:In,Values:[a b],},},})";
+        assert!(message.contains(selector), "{message}");
         assert_eq!(numbers(&|_| Scaled::Unmanaged), (0, 0, "InsufficientPods".to_owned()));
     }
 
