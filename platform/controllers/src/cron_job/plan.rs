@@ -43,7 +43,7 @@ pub(super) fn plan(cron_job: &CronJob, jobs: &[Arc<Job>], now: Timestamp) -> Cro
     let spec = cron_job.spec.as_ref().unwrap_or(&empty);
     let mut plan =
         CronJobPlan { status: cron_job.status.clone().unwrap_or_default(), ..CronJobPlan::default() };
-    follow_jobs(jobs, &mut plan);
+    follow_jobs(cron_job, jobs, &mut plan);
     plan.delete = surplus(spec, jobs);
     if cron_job.metadata.deletion_timestamp.is_some() || spec.suspend == Some(true) {
         return plan;
@@ -52,14 +52,18 @@ pub(super) fn plan(cron_job: &CronJob, jobs: &[Arc<Job>], now: Timestamp) -> Cro
         Ok(times) => times,
         Err(InvalidSchedule::TimeZone) => {
             let zone = spec.time_zone.as_deref().unwrap_or_default();
-            plan.notes.push((true, "UnknownTimeZone", format!("invalid timeZone: {zone:?}")));
+            plan.notes.push((
+                true,
+                "UnknownTimeZone",
+                format!("invalid timeZone: {zone:?}: unknown time zone {zone}"),
+            ));
             return plan;
         }
         Err(error) => {
             plan.notes.push((
                 true,
                 "UnparseableSchedule",
-                format!("unparseable schedule {:?}: {error}", spec.schedule),
+                format!("unparseable schedule: {:?} : {error}", spec.schedule),
             ));
             return plan;
         }
@@ -80,9 +84,24 @@ fn ended_as(job: &Job, type_: &str) -> bool {
     conditions.into_iter().flatten().any(|condition| condition.type_ == type_ && condition.status == "True")
 }
 
+/// Whether a Job has a name that the controller gives: it may have been created so recently that the status lacks it.
+fn has_own_name(cron_job: &CronJob, job: &Job) -> bool {
+    let (prefix, name) = (format!("{}-", cron_job.name_any()), job.name_any());
+    let number = name.strip_prefix(&prefix).unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// Brings the list of active Jobs and the time of the last success up to date.
-fn follow_jobs(jobs: &[Arc<Job>], plan: &mut CronJobPlan) {
+fn follow_jobs(cron_job: &CronJob, jobs: &[Arc<Job>], plan: &mut CronJobPlan) {
     let mut active = plan.status.active.take().unwrap_or_default();
+    let is_foreign = |job: &&Arc<Job>| {
+        let is_active = active.iter().any(|known| known.uid.as_deref() == Some(uid(&***job)));
+        !is_active && !is_finished(job) && !has_own_name(cron_job, job)
+    };
+    for job in jobs.iter().filter(is_foreign) {
+        let message = format!("Saw a job that the controller did not create or forgot: {}", job.name_any());
+        plan.notes.push((true, "UnexpectedJob", message));
+    }
     active.retain(|known| {
         let job = jobs.iter().find(|job| known.uid.as_deref() == Some(uid(&***job)));
         let name = known.name.as_deref().unwrap_or_default();
@@ -135,7 +154,8 @@ fn due(
         notes.push((true, "TooManyMissedTimes", message.into()));
     }
     if deadline.and_then(|deadline| latest.checked_add(deadline).ok()).is_some_and(|until| until < now) {
-        notes.push((true, "MissSchedule", format!("Missed scheduled time to start a job: {latest}")));
+        let time = latest.strftime("%a, %d %b %Y %H:%M:%S +0000");
+        notes.push((true, "MissSchedule", format!("Missed scheduled time to start a job: {time}")));
         return None;
     }
     Some(latest)

@@ -76,7 +76,9 @@ fn the_time_zone_counts() {
     let time = &job.annotations()["batch.kubernetes.io/cronjob-scheduled-timestamp"];
     assert_eq!(time, "2026-06-02T09:00:00+02:00");
     let lost = cron_job(json!({"timeZone": "Europe/Atlantis"}), json!({}));
-    assert_eq!(reasons(&plan(&lost, &[], at("2026-01-01T10:31:00Z"))), ["UnknownTimeZone"]);
+    let (_, reason, message) = &plan(&lost, &[], at("2026-01-01T10:31:00Z")).notes[0];
+    let expected = "invalid timeZone: \"Europe/Atlantis\": unknown time zone Europe/Atlantis";
+    assert_eq!((*reason, message.as_str()), ("UnknownTimeZone", expected));
 }
 
 #[test]
@@ -120,6 +122,11 @@ fn histories_are_limited_and_ended_jobs_leave_the_list() {
     assert_eq!(reasons(&plan_at), ["SawCompletedJob"]);
     assert_eq!(plan_at.status.active, None);
     assert_eq!(plan_at.status.last_successful_time.map(|time| time.0), Some(at("2026-01-01T08:10:00Z")));
+    let manual =
+        [job("manual", None, "2026-01-01T10:00:00Z"), job("report-29453400", None, "2026-01-01T10:00:00Z")];
+    let unexpected = plan(&cron_job(json!({}), json!({})), &manual, at("2026-01-01T10:05:00Z"));
+    assert_eq!(reasons(&unexpected), ["UnexpectedJob"], "the other has been created just now");
+    assert!(unexpected.notes[0].2.ends_with("did not create or forgot: manual"));
     let missing = plan(&cron_job(json!({}), active("gone")), &[], at("2026-01-01T10:05:00Z"));
     assert_eq!(reasons(&missing), ["MissingJob"]);
 }
