@@ -24,7 +24,7 @@ use containerd_client::{
         CloseIoRequest, Container, CreateContainerRequest, CreateTaskRequest, GetRequest, StartRequest,
         container, snapshots::PrepareSnapshotRequest,
     },
-    tonic::Code,
+    tonic::{Code, Status},
     types::Mount,
 };
 use mayfly_runtime::{
@@ -55,6 +55,8 @@ pub(crate) const LABEL_POD: &str = "mayfly.dev/pod-uid";
 pub(crate) const LABEL_NAME: &str = "mayfly.dev/container";
 pub(crate) const LABEL_ATTEMPT: &str = "mayfly.dev/attempt";
 const SIGKILL: u32 = 9;
+/// The end of an error's text in containerd's client if the error has no class.
+const CLASS_UNKNOWN: &str = ": unknown";
 /// The longest wait of a sandbox's removal for starts of its containers, before the removal is retried.
 const STARTS_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -402,11 +404,19 @@ impl OciHost {
     }
 }
 
-/// runc's error for a missing program is long; it is passed on unchanged.
-fn start_failed(status: containerd_client::tonic::Status) -> RuntimeError {
+/// Maps an error of the start of a container's process; runc's text is passed on unchanged. An error of containerd
+/// itself does not end the attempt.
+fn start_failed(status: Status) -> RuntimeError {
+    let message = status.message();
     match status.code() {
-        Code::Unavailable => RuntimeError::Internal(status.message().to_owned()),
-        _ => RuntimeError::Invalid(format!("failed to create containerd task: {}", status.message())),
+        Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded => {
+            RuntimeError::Internal(message.to_owned())
+        }
+        // containerd's client appends the class of the error.
+        Code::Unknown if !message.ends_with(CLASS_UNKNOWN) => {
+            RuntimeError::StartFailed(format!("failed to create containerd task: {message}{CLASS_UNKNOWN}"))
+        }
+        _ => RuntimeError::StartFailed(format!("failed to create containerd task: {message}")),
     }
 }
 
@@ -428,6 +438,24 @@ fn log_uri(program: &Path, config: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lost_connection_does_not_end_an_attempt() {
+        for (code, message, expected) in [
+            (Code::Unknown, "exec: no file", Some("exec: no file: unknown")),
+            (Code::Unknown, "exec: no file: unknown", Some("exec: no file: unknown")),
+            (Code::FailedPrecondition, "no cgroup", Some("no cgroup")),
+            (Code::Unavailable, "closed", None),
+            (Code::Cancelled, "closed", None),
+        ] {
+            let error = start_failed(Status::new(code, message));
+            let expected = match expected {
+                Some(text) => RuntimeError::StartFailed(format!("failed to create containerd task: {text}")),
+                None => RuntimeError::Internal(message.into()),
+            };
+            assert_eq!(error, expected, "{code} {message}");
+        }
+    }
 
     #[test]
     fn the_log_programs_argument_is_escaped() {

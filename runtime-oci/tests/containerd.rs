@@ -359,7 +359,14 @@ async fn failed_starts_report_the_reason_and_leave_nothing() {
     assert!(matches!(error, RuntimeError::ImageName(_)), "{error}");
     let no_program = ContainerSpec { command: vec!["/no-such-program".into()], ..good.clone() };
     let error = fixture.runtime.start_container(no_program).await.unwrap_err();
-    assert!(matches!(&error, RuntimeError::Invalid(why) if why.contains("no-such-program")), "{error}");
+    let is_missing = |why: &str| {
+        why.starts_with(
+            "failed to create containerd task: failed to create shim task: OCI runtime create failed:",
+        ) && why.ends_with(
+            r#"exec: "/no-such-program": stat /no-such-program: no such file or directory: unknown"#,
+        )
+    };
+    assert!(matches!(&error, RuntimeError::StartFailed(why) if is_missing(why)), "{error}");
     assert!(fixture.runtime.containers(&good.id.pod).is_empty());
     // The same attempt can be started again.
     fixture.runtime.start_container(good.clone()).await.unwrap();

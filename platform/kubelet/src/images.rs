@@ -116,7 +116,7 @@ fn refusal(error: RuntimeError) -> HttpRefusal {
         RuntimeError::ImageMissing(_) | RuntimeError::NoSandbox(_) => StatusCode::NOT_FOUND,
         RuntimeError::ImageName(_) | RuntimeError::Invalid(_) => StatusCode::BAD_REQUEST,
         RuntimeError::NoRoom(_) => StatusCode::INSUFFICIENT_STORAGE,
-        RuntimeError::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        RuntimeError::StartFailed(_) | RuntimeError::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
     };
     (code, error.to_string())
 }

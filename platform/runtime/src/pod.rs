@@ -311,6 +311,10 @@ pub enum RuntimeError {
     /// The image or component can never run here (`CreateContainerError`).
     #[error("{0}")]
     Invalid(String),
+    /// The container was made, but its process cannot be started, for example because its program does not exist. The
+    /// attempt has ended (`StartError`).
+    #[error("{0}")]
+    StartFailed(String),
     /// There is no room at the moment (`OutOfmemory`).
     #[error("{0}")]
     NoRoom(String),

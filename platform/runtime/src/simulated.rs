@@ -28,6 +28,8 @@ use crate::{
 pub const ANNOTATION_EXIT_CODE: &str = "simulated.mayfly.dev/exit-code";
 /// A pod annotation: containers cannot start, with this text as the reason.
 pub const ANNOTATION_START_ERROR: &str = "simulated.mayfly.dev/start-error";
+/// A pod annotation: the processes of containers cannot be started, with this text as the reason.
+pub const ANNOTATION_PROCESS_ERROR: &str = "simulated.mayfly.dev/process-error";
 
 /// A runtime whose pods use no resources.
 pub struct SimulatedRuntime {
@@ -102,6 +104,9 @@ impl Runtime for SimulatedRuntime {
             let pod = pods.get_mut(uid).ok_or_else(|| RuntimeError::NoSandbox(uid.clone()))?;
             if let Some(why) = pod.sandbox.annotations.get(ANNOTATION_START_ERROR) {
                 return Err(RuntimeError::Invalid(why.clone()));
+            }
+            if let Some(why) = pod.sandbox.annotations.get(ANNOTATION_PROCESS_ERROR) {
+                return Err(RuntimeError::StartFailed(why.clone()));
             }
             if pod.containers.iter().any(|(known, _)| *known == container.id) {
                 return Ok(());

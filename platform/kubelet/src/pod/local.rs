@@ -31,6 +31,11 @@ pub(crate) const REASON_PULL: &str = "ErrImagePull";
 const REASON_PULL_AGAIN: &str = "ImagePullBackOff";
 /// The waiting reason of a container whose environment refers to something that does not exist.
 pub(crate) const REASON_ENVIRONMENT: &str = "CreateContainerConfigError";
+/// The reason and the exit code of an attempt whose process could not be started (those of upstream's runtimes), and
+/// the waiting reason after it.
+const REASON_START_ERROR: &str = "StartError";
+const EXIT_NOT_STARTED: i32 = 128;
+pub(crate) const REASON_RUN: &str = "RunContainerError";
 /// The reason for the end of a container that ran when the kubelet stopped, and that its runtime does not know any
 /// more.
 pub(crate) const REASON_LOST: &str = "ContainerStatusUnknown";
@@ -401,10 +406,11 @@ impl LocalContainer {
         self.probes = ProbeVerdicts::default();
         self.killed_by_probe = false;
         let span = mayfly_api::duration::Span(pause);
-        self.now = ContainerPhase::Waiting {
-            reason: "CrashLoopBackOff".into(),
-            message: format!("back-off {span} restarting failed {name}"),
+        let (reason, message) = match self.last.as_ref().filter(|_| pause.is_zero()) {
+            Some(exit) if exit.reason == REASON_START_ERROR => (REASON_RUN, exit.message.clone()),
+            _ => ("CrashLoopBackOff", format!("back-off {span} restarting failed {name}")),
         };
+        self.now = ContainerPhase::Waiting { reason: reason.into(), message };
         !pause.is_zero()
     }
 
@@ -415,7 +421,15 @@ impl LocalContainer {
         }
     }
 
-    /// The container could not be started: the same attempt is retried after a pause.
+    /// The process of the current attempt could not be started: the attempt has ended, and the restart policy decides
+    /// about another one.
+    pub(crate) fn process_failed(&mut self, message: String, now: Timestamp) {
+        let (reason, exit_code) = (REASON_START_ERROR.to_owned(), EXIT_NOT_STARTED);
+        self.not_before = None;
+        self.now = ContainerPhase::Exited(Exit { started: now, finished: now, exit_code, reason, message });
+    }
+
+    /// The container could not be made: the same attempt is retried after a pause.
     pub(crate) fn start_failed(&mut self, reason: &str, message: String, now: Instant) {
         self.wait(reason, message, START, now);
     }

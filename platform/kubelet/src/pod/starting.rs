@@ -20,7 +20,7 @@ use super::{
     devices,
     fields::NodeView,
     hooks::{Hook, LifecycleMoment},
-    local::{ContainerPhase, LocalPod, REASON_ENVIRONMENT, REASON_PULL},
+    local::{ContainerPhase, LocalPod, REASON_ENVIRONMENT, REASON_PULL, REASON_RUN},
     plan, service_links,
     worker::Worker,
 };
@@ -129,6 +129,13 @@ impl Worker {
                 }
                 Some(Err(RuntimeError::ImageMissing(why))) => {
                     self.pull_failed(spec, pod, local, &why, false);
+                    return;
+                }
+                Some(Err(RuntimeError::StartFailed(why))) => {
+                    self.events.normal(pod, "Created", format!("Created container: {}", spec.name));
+                    self.events.warning(pod, "Failed", format!("Error: {why}"));
+                    let container = local.containers.entry(spec.name.clone()).or_default();
+                    container.process_failed(why, Timestamp::now());
                     return;
                 }
                 Some(Err(error)) => {
@@ -359,6 +366,6 @@ fn waiting_reason(error: &RuntimeError) -> &'static str {
         RuntimeError::NoRoom(_) => "OutOfmemory",
         // The runtime refuses this component.
         RuntimeError::Invalid(_) => "CreateContainerError",
-        RuntimeError::Internal(_) => "RunContainerError",
+        RuntimeError::StartFailed(_) | RuntimeError::Internal(_) => REASON_RUN,
     }
 }

@@ -107,6 +107,29 @@ async fn jobs_end_and_crashes_come_back_with_a_pause() {
 }
 
 #[tokio::test]
+async fn a_container_whose_process_does_not_start_ends_as_upstream() {
+    let cluster = Cluster::start().await;
+    let why = "exec: \"/nonexistent\": stat /nonexistent: no such file or directory: unknown";
+    let error = json!({"simulated.mayfly.dev/process-error": why});
+    cluster.create("never", json!({"restartPolicy": "Never"}), error.clone()).await;
+    cluster.create("always", json!({}), error).await;
+    let never = cluster.until("never", "over", |pod| phase(pod) == "Failed").await;
+    let ended = &state(&never)[0]["state"]["terminated"];
+    assert_eq!(
+        (&ended["reason"], &ended["exitCode"], &ended["message"]),
+        (&json!("StartError"), &json!(128), &json!(why))
+    );
+    assert_eq!(state(&never)[0]["restartCount"], 0);
+    assert_eq!(cluster.event("never", "Failed").await.message, Some(format!("Error: {why}")));
+    let waiting = |pod: &Pod| state(pod)[0]["state"]["waiting"]["reason"] == "CrashLoopBackOff";
+    let always = cluster.until("always", "backing off", waiting).await;
+    assert_eq!(phase(&always), "Running");
+    assert_eq!(state(&always)[0]["restartCount"], 2, "the first restart is at once");
+    assert_eq!(state(&always)[0]["lastState"]["terminated"]["reason"], "StartError");
+    assert!(!is_true(&always, "Ready"));
+}
+
+#[tokio::test]
 async fn init_containers_run_first_and_one_after_the_other() {
     let cluster = Cluster::start().await;
     let init = json!({"initContainers": [{"name": "one", "image": "x"}, {"name": "two", "image": "x"}]});
