@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::cluster::{Cluster, phase};
+use crate::harness::{KubeletHarness, phase};
 
 const RESOURCE: &str = "vendor.example/card";
 
@@ -103,7 +103,7 @@ impl NodeDevices for TestDevices {
     fn retain(&self, _: &HashSet<String>) {}
 }
 
-async fn create(cluster: &Cluster, name: &str) -> Pod {
+async fn create(cluster: &KubeletHarness, name: &str) -> Pod {
     let resources = json!({"limits": {RESOURCE: "1"}, "requests": {RESOURCE: "1"}});
     let containers = json!([{"name": "main", "image": "x", "resources": resources}]);
     cluster.create(name, json!({"restartPolicy": "Never", "containers": containers}), json!({})).await
@@ -111,7 +111,7 @@ async fn create(cluster: &Cluster, name: &str) -> Pod {
 
 #[tokio::test]
 async fn a_deleted_pod_does_not_wait_for_a_plugin_that_hangs() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let devices = TestDevices::new(false);
     cluster.run_devices(devices.clone());
     create(&cluster, "waits").await;
@@ -132,7 +132,7 @@ fn health(pod: &Pod) -> Option<String> {
 
 #[tokio::test]
 async fn a_pod_shows_the_health_of_its_devices_and_keeps_the_last_one() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let devices = TestDevices::new(true);
     cluster.run_devices(devices.clone());
     let pod = create(&cluster, "p").await;
@@ -175,7 +175,7 @@ impl Registration for AnnouncedPlugin {
 /// Upstream: `TestDevicePluginReRegistrationProbeMode`.
 #[tokio::test]
 async fn a_device_plugin_registers_by_its_socket_in_the_folder_of_plugins() {
-    let (cluster, devices) = (Cluster::stopped().await, TestDevices::new(true));
+    let (cluster, devices) = (KubeletHarness::stopped().await, TestDevices::new(true));
     let folder = tempfile::tempdir().unwrap();
     let sockets = folder.path().join(mayfly_csi::names::REGISTRY);
     std::fs::create_dir_all(&sockets).unwrap();

@@ -17,7 +17,7 @@ use mayfly_runtime::{
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::cluster::{Cluster, phase};
+use crate::harness::{KubeletHarness, phase};
 
 /// A runtime that cannot end containers until a test says otherwise.
 struct Powerless {
@@ -76,7 +76,7 @@ impl Runtime for Powerless {
 
 #[tokio::test]
 async fn a_deleted_pod_is_in_the_api_as_long_as_it_runs() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let runtime = Arc::new(Powerless::new());
     cluster.run_with(runtime.clone());
     let spec = json!({"runtimeClassName": "powerless", "terminationGracePeriodSeconds": 1});

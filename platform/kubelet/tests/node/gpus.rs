@@ -9,7 +9,7 @@ use mayfly_runtime::{ContainerId, NodeGpus, PodUid, Runtime as _};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::cluster::{Cluster, phase};
+use crate::harness::{KubeletHarness, phase};
 
 #[derive(Debug, Default)]
 struct TestGpus {
@@ -29,7 +29,7 @@ impl NodeGpus for TestGpus {
 
 #[tokio::test]
 async fn a_pod_that_uses_more_gpu_memory_than_it_may_is_evicted() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let gpus = Arc::new(TestGpus::default());
     cluster.run_gpus(gpus.clone(), None);
     let cheat = cluster.create("cheat", json!({}), json!({})).await;
@@ -55,7 +55,7 @@ async fn the_gpu_time_of_a_job_is_in_its_outputs() {
     let folder = tempfile::tempdir().unwrap();
     let artifacts = Artifacts::open(folder.path().join("artifacts")).unwrap();
     for (time, expected_ms) in [(Some(Duration::from_millis(2500)), Some(2500)), (None, None)] {
-        let cluster = Cluster::stopped().await;
+        let cluster = KubeletHarness::stopped().await;
         let jobs = JobFiles::new(artifacts.clone(), folder.path().join("jobs"));
         cluster.run_gpus(Arc::new(TestGpus { time, ..TestGpus::default() }), Some(jobs));
         let pod =

@@ -45,7 +45,7 @@ fn connector(node: Arc<OnceLock<axum::Router>>) -> NodeConnector {
     })
 }
 
-pub(crate) struct Cluster {
+pub(crate) struct KubeletHarness {
     pub(crate) informers: Informers,
     pub(crate) client: Client,
     pub(crate) runtime: Arc<SimulatedRuntime>,
@@ -58,7 +58,7 @@ pub(crate) struct Cluster {
     _folder: tempfile::TempDir,
 }
 
-impl Cluster {
+impl KubeletHarness {
     pub(crate) async fn start() -> Self {
         let cluster = Self::stopped().await;
         cluster.run();
@@ -229,7 +229,7 @@ impl Cluster {
     }
 }
 
-impl Cluster {
+impl KubeletHarness {
     /// A replica of revision f-00001, once it is ready.
     pub(crate) async fn replica(&self, name: &str) {
         let labels = json!({"mayfly.dev/function": "f", "mayfly.dev/revision": "f-00001"});
@@ -300,7 +300,7 @@ impl FollowedLog {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for KubeletHarness {
     fn drop(&mut self) {
         self.stop.cancel();
     }

@@ -8,11 +8,11 @@ use mayfly_kubelet::JobFiles;
 use mayfly_runtime::{ContainerId, PodUid};
 use serde_json::json;
 
-use crate::cluster::{Cluster, phase};
+use crate::harness::{KubeletHarness, phase};
 
 #[tokio::test]
 async fn what_a_job_left_is_taken_in_once_it_can_be_stored() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("artifacts");
     let artifacts = Artifacts::open(&store).unwrap();

@@ -20,7 +20,7 @@ use tokio_tungstenite::{
 };
 
 use crate::{
-    cluster::{Cluster, is_true},
+    harness::{KubeletHarness, is_true},
     streams::serve,
 };
 
@@ -80,7 +80,7 @@ impl LogSocket {
 
 #[tokio::test]
 async fn logs_are_messages_of_a_websocket() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let pod = cluster.create("talk", json!({}), json!({})).await;
     let id = ContainerId { pod: PodUid(pod.metadata.uid.unwrap()), name: "main".into(), attempt: 0 };
     cluster.until("talk", "ready", |pod| is_true(pod, "Ready")).await;

@@ -10,11 +10,11 @@ use mayfly_runtime::{
 };
 use serde_json::json;
 
-use crate::cluster::{Cluster, is_true, phase, state};
+use crate::harness::{KubeletHarness, is_true, phase, state};
 
 #[tokio::test]
 async fn logs_of_containers_and_functions() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let pod = cluster.create("talk", json!({}), json!({})).await;
     let pod_uid = PodUid(pod.metadata.uid.clone().unwrap());
     cluster.until("talk", "ready", |pod| is_true(pod, "Ready")).await;
@@ -48,7 +48,7 @@ async fn logs_of_containers_and_functions() {
 /// Replicas share a revision's instances, so a line belongs to none of them; a client that reads all logs gets it once.
 #[tokio::test]
 async fn a_line_of_a_revision_is_in_one_replicas_log() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     for name in ["f-a", "f-b"] {
         cluster.replica(name).await;
     }
@@ -70,7 +70,7 @@ async fn a_line_of_a_revision_is_in_one_replicas_log() {
 
 #[tokio::test]
 async fn a_replica_that_does_not_tell_is_followed_until_it_does_or_goes() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     for name in ["f-a", "f-b"] {
         cluster.replica(name).await;
     }
@@ -108,7 +108,7 @@ async fn a_replica_that_does_not_tell_is_followed_until_it_does_or_goes() {
 
 #[tokio::test]
 async fn a_followed_log_ends_with_its_container() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let pod = cluster.create("once", json!({"restartPolicy": "Never"}), json!({})).await;
     cluster.until("once", "ready", |pod| is_true(pod, "Ready")).await;
     let id = ContainerId { pod: PodUid(pod.metadata.uid.clone().unwrap()), name: "main".into(), attempt: 0 };
@@ -134,7 +134,7 @@ async fn a_followed_log_ends_with_its_container() {
 
 #[tokio::test]
 async fn the_previous_log_is_the_one_of_the_run_that_crashed() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let exits = json!({"simulated.mayfly.dev/exit-code": "1"});
     let pod = cluster.create("crash", json!({}), exits).await;
     let uid = PodUid(pod.metadata.uid.unwrap());
@@ -161,7 +161,7 @@ async fn the_previous_log_is_the_one_of_the_run_that_crashed() {
 /// The pod was deleted while the node was down.
 #[tokio::test]
 async fn a_pods_log_goes_even_when_nobody_saw_the_pod_go() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let kept = cluster.create("kept", json!({}), json!({})).await.metadata.uid.unwrap();
     let known = cluster.informers.of::<Pod>();
     cluster.eventually("the pod is known", async || known.list().len() == 1).await;
@@ -184,7 +184,7 @@ async fn a_pods_log_goes_even_when_nobody_saw_the_pod_go() {
 /// A function that is created again reuses revision names: it must not show lines of the old one.
 #[tokio::test]
 async fn a_revisions_log_goes_with_it() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let writer = LogWriter::start().unwrap();
     let write = |revision: &str, line: &str| {
         writer.sink(cluster.logs.revision("default", "f", revision), Stream::Stdout).write(line.as_bytes());

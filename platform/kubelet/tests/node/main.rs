@@ -13,10 +13,10 @@ use mayfly_api::k8s::api::{
 use mayfly_runtime::{ContainerId, PodUid, Runtime as _, simulated::SimulatedRuntime};
 use serde_json::json;
 
-mod cluster;
 mod devices;
 mod ending;
 mod gpus;
+mod harness;
 mod jobs;
 mod log_sockets;
 mod logs;
@@ -24,11 +24,11 @@ mod proxy;
 mod streams;
 mod withdrawal;
 
-use cluster::{Cluster, is_true, phase, state};
+use harness::{KubeletHarness, is_true, phase, state};
 
 #[tokio::test]
 async fn a_node_registers_and_renews_its_lease() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-node-lease");
     let lease = cluster.find("there is a lease", async || leases.get_opt("n1").await.unwrap()).await;
@@ -42,7 +42,7 @@ async fn a_node_registers_and_renews_its_lease() {
 
 #[tokio::test]
 async fn a_node_gets_its_labels_loses_old_ones_and_keeps_those_of_others() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let old = json!({"metadata": {"name": "n1", "labels": {"gpu": "old", "count": "1", "mine": "kept"}}});
     nodes.create(&Default::default(), &serde_json::from_value(old).unwrap()).await.unwrap();
@@ -59,7 +59,7 @@ async fn a_node_gets_its_labels_loses_old_ones_and_keeps_those_of_others() {
 
 #[tokio::test]
 async fn a_pod_runs_is_ready_and_goes_when_deleted() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     cluster.create("web", json!({}), json!({})).await;
     let pod = cluster.until("web", "ready", |pod| is_true(pod, "Ready")).await;
     assert_eq!(phase(&pod), "Running");
@@ -76,7 +76,7 @@ async fn a_pod_runs_is_ready_and_goes_when_deleted() {
 
 #[tokio::test]
 async fn jobs_end_and_crashes_come_back_with_a_pause() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let exits = |code: &str| json!({"simulated.mayfly.dev/exit-code": code});
     cluster.create("done", json!({"restartPolicy": "Never"}), exits("0")).await;
     cluster.create("failed", json!({"restartPolicy": "Never"}), exits("3")).await;
@@ -108,7 +108,7 @@ async fn jobs_end_and_crashes_come_back_with_a_pause() {
 
 #[tokio::test]
 async fn a_container_whose_process_does_not_start_ends_as_upstream() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let why = "exec: \"/nonexistent\": stat /nonexistent: no such file or directory: unknown";
     let error = json!({"simulated.mayfly.dev/process-error": why});
     cluster.create("never", json!({"restartPolicy": "Never"}), error.clone()).await;
@@ -131,7 +131,7 @@ async fn a_container_whose_process_does_not_start_ends_as_upstream() {
 
 #[tokio::test]
 async fn init_containers_run_first_and_one_after_the_other() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let init = json!({"initContainers": [{"name": "one", "image": "x"}, {"name": "two", "image": "x"}]});
     let pod = cluster.create("init", init, json!({})).await;
     let uid = PodUid(pod.metadata.uid.clone().unwrap());
@@ -149,7 +149,7 @@ async fn init_containers_run_first_and_one_after_the_other() {
 
 #[tokio::test]
 async fn what_is_missing_is_named_and_waited_for() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let env =
         json!([{"name": "MODE", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "mode"}}}]);
     cluster
@@ -176,7 +176,7 @@ async fn what_is_missing_is_named_and_waited_for() {
 
 #[tokio::test]
 async fn a_deadline_ends_a_pod() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     cluster.create("late", json!({"activeDeadlineSeconds": 1}), json!({})).await;
     let pod = cluster.until("late", "over", |pod| phase(pod) == "Failed").await;
     assert_eq!(pod.status.unwrap().reason.as_deref(), Some("DeadlineExceeded"));
@@ -184,7 +184,7 @@ async fn a_deadline_ends_a_pod() {
 
 #[tokio::test]
 async fn a_replaced_pod_is_another_pod() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let first = cluster.create("web", json!({}), json!({})).await;
     cluster.until("web", "ready", |pod| is_true(pod, "Ready")).await;
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
@@ -200,7 +200,7 @@ async fn a_replaced_pod_is_another_pod() {
 
 #[tokio::test]
 async fn a_node_takes_back_what_others_say_of_it() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
     let ready = |node: &Node| {
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -225,7 +225,7 @@ async fn a_node_takes_back_what_others_say_of_it() {
 
 #[tokio::test]
 async fn a_missing_source_is_seen_as_soon_as_it_is_there() {
-    let cluster = Cluster::start().await;
+    let cluster = KubeletHarness::start().await;
     let env = json!([{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "a"}}}]);
     cluster
         .create("waits", json!({"containers": [{"name": "main", "image": "x", "env": env}]}), json!({}))
@@ -250,7 +250,7 @@ async fn a_missing_source_is_seen_as_soon_as_it_is_there() {
 
 #[tokio::test]
 async fn sandboxes_without_a_pod_are_removed() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let stranger = mayfly_runtime::SandboxSpec {
         uid: PodUid("stranger".into()),
         pod: mayfly_api::ObjectKey::new("default", "stranger"),
@@ -317,7 +317,7 @@ impl mayfly_runtime::Runtime for Stuck {
 
 #[tokio::test]
 async fn deletion_does_not_wait_for_a_start_and_can_be_hurried() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     cluster.run_with(Arc::new(Stuck(SimulatedRuntime::new("stuck"))));
     let spec = |image: &str| {
         json!({"runtimeClassName": "stuck", "terminationGracePeriodSeconds": 3600,
@@ -340,7 +340,7 @@ async fn deletion_does_not_wait_for_a_start_and_can_be_hurried() {
 
 #[tokio::test]
 async fn a_pod_that_is_deleted_by_force_while_it_ends_is_killed() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let runtime = Arc::new(Stuck(SimulatedRuntime::new("stuck")));
     cluster.run_with(runtime.clone());
     let spec = json!({"runtimeClassName": "stuck", "terminationGracePeriodSeconds": 3600,

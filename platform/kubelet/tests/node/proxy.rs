@@ -21,7 +21,7 @@ use tokio_rustls::{
 use tower::ServiceExt as _;
 
 use crate::{
-    cluster::{Cluster, is_true},
+    harness::{KubeletHarness, is_true},
     streams::LocalProcesses,
 };
 
@@ -57,17 +57,17 @@ async fn backend(tls: bool) -> u16 {
     port
 }
 
-async fn get(cluster: &Cluster, path: &str) -> (StatusCode, String) {
+async fn get(cluster: &KubeletHarness, path: &str) -> (StatusCode, String) {
     send(cluster, Request::get(path).header("host", "api.example").body(Body::empty()).unwrap()).await
 }
 
-async fn post(cluster: &Cluster, path: &str, object: Value) {
+async fn post(cluster: &KubeletHarness, path: &str, object: Value) {
     let request = Request::post(path).header("content-type", "application/json");
     let (code, text) = send(cluster, request.body(Body::from(object.to_string())).unwrap()).await;
     assert_eq!(code, StatusCode::CREATED, "{text}");
 }
 
-async fn send(cluster: &Cluster, mut request: Request<Body>) -> (StatusCode, String) {
+async fn send(cluster: &KubeletHarness, mut request: Request<Body>) -> (StatusCode, String) {
     request.extensions_mut().insert(User::in_process("test"));
     let response = cluster.api.service().oneshot(request).await.unwrap();
     let code = response.status();
@@ -77,7 +77,7 @@ async fn send(cluster: &Cluster, mut request: Request<Body>) -> (StatusCode, Str
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_scheme_of_a_proxied_request_decides_about_tls() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     cluster.run_with(Arc::new(LocalProcesses(SimulatedRuntime::new("local"))));
     cluster.create("b", json!({"runtimeClassName": "local"}), json!({})).await;
     cluster.until("b", "ready", |pod| is_true(pod, "Ready")).await;

@@ -20,7 +20,7 @@ use tokio::{
 };
 use tower::ServiceExt as _;
 
-use crate::cluster::{Cluster, is_true};
+use crate::harness::{KubeletHarness, is_true};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
@@ -138,7 +138,7 @@ impl Kubectl {
 }
 
 /// Serves the API of a cluster on a loopback port, without TLS or authentication.
-pub(crate) async fn serve(cluster: &Cluster) -> String {
+pub(crate) async fn serve(cluster: &KubeletHarness) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let service = cluster.api.service();
@@ -158,13 +158,13 @@ pub(crate) async fn serve(cluster: &Cluster) -> String {
 
 /// A cluster with a pod `b`, and kubectl; `None` where there is no kubectl.
 #[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
-async fn start(test: &str, websockets: &'static str) -> Option<(Cluster, Kubectl)> {
+async fn start(test: &str, websockets: &'static str) -> Option<(KubeletHarness, Kubectl)> {
     let found = std::process::Command::new("kubectl").args(["version", "--client"]).output();
     if !found.is_ok_and(|output| output.status.success()) {
         println!("\nSKIPPED {test}: no kubectl on the PATH");
         return None;
     }
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     cluster.run_with(Arc::new(LocalProcesses(SimulatedRuntime::new("local"))));
     cluster.create("b", json!({"runtimeClassName": "local"}), json!({})).await;
     cluster.until("b", "ready", |pod| is_true(pod, "Ready")).await;

@@ -9,7 +9,7 @@ use mayfly_runtime::{ContainerState, PodUid, Runtime as _};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::cluster::{Cluster, phase};
+use crate::harness::{KubeletHarness, phase};
 
 /// A proxy that uses all endpoints until a test says otherwise.
 #[derive(Debug, Default)]
@@ -28,8 +28,8 @@ impl ServedEndpoints for Proxy {
     }
 }
 
-async fn node_with(proxy: &Arc<Proxy>) -> Cluster {
-    let cluster = Cluster::stopped().await;
+async fn node_with(proxy: &Arc<Proxy>) -> KubeletHarness {
+    let cluster = KubeletHarness::stopped().await;
     cluster.run_serving(proxy.clone());
     cluster.create("web", json!({"terminationGracePeriodSeconds": 3600}), json!({})).await;
     cluster.until("web", "running", |pod| phase(pod) == "Running").await;
