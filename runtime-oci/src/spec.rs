@@ -4,6 +4,8 @@
 
 mod capabilities;
 mod devices;
+#[cfg(test)]
+pub(crate) mod fixtures;
 mod resources;
 mod seccomp;
 mod user;
@@ -287,25 +289,7 @@ fn filter(container: &ContainerSpec, context: &SpecContext<'_>) -> Result<Option
 
 #[cfg(test)]
 mod tests {
-    use mayfly_runtime::{ContainerId, PodUid, ProcessOptions};
-
-    use super::*;
-
-    fn container() -> ContainerSpec {
-        ContainerSpec {
-            id: ContainerId { pod: PodUid("uid".into()), name: "c".into(), attempt: 0 },
-            image: "busybox".into(),
-            command: vec![],
-            args: vec![],
-            env: vec![],
-            memory_bytes_max: None,
-            cpu_millis_max: None,
-            ports: vec![],
-            log_path: "/log".into(),
-            files: None,
-            process: ProcessOptions::default(),
-        }
-    }
+    use super::{fixtures::container, *};
 
     fn image() -> ImageConfiguration {
         let config = json!({"architecture": "amd64", "os": "linux",

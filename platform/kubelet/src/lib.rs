@@ -32,6 +32,8 @@ pub mod process;
 mod runtimes;
 mod static_pods;
 mod streams;
+#[cfg(test)]
+mod test_objects;
 mod unverified_tls;
 mod usage;
 mod volume_statistics;

@@ -62,9 +62,8 @@ fn node(path: &Path, found: &fs::Metadata) -> Option<DeviceNode> {
 
 #[cfg(test)]
 mod tests {
-    use mayfly_runtime::{ContainerId, PodUid, ProcessOptions};
-
     use super::*;
+    use crate::spec::fixtures::container;
 
     #[test]
     fn a_privileged_container_has_the_hosts_devices() {
@@ -84,19 +83,8 @@ mod tests {
         assert_eq!(below(folder.path()), []);
         let found = below(Path::new("/dev"));
         let own = DeviceNode { mode: Some(0o600), ..found[0].clone() };
-        let mut spec = ContainerSpec {
-            id: ContainerId { pod: PodUid("uid".into()), name: "c".into(), attempt: 0 },
-            image: "busybox".into(),
-            command: vec![],
-            args: vec![],
-            env: vec![],
-            memory_bytes_max: None,
-            cpu_millis_max: None,
-            ports: vec![],
-            log_path: "/log".into(),
-            files: None,
-            process: ProcessOptions { devices: vec![own.clone()], ..ProcessOptions::default() },
-        };
+        let mut spec = container();
+        spec.process.devices = vec![own.clone()];
         add(&mut spec, found.clone());
         assert_eq!(spec.process.devices.len(), found.len());
         assert_eq!(spec.process.devices[0], own);

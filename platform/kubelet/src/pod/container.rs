@@ -189,27 +189,11 @@ fn field(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use mayfly_api::{
-        k8s::api::core::v1::{ConfigMap, Secret},
-        resources::Amounts,
-    };
+    use mayfly_api::resources::Amounts;
     use serde_json::{Value, json};
 
     use super::*;
-
-    struct NoObjects;
-
-    impl EnvSources for NoObjects {
-        fn config_map(&self, _: &str, _: &str) -> Option<Arc<ConfigMap>> {
-            None
-        }
-
-        fn secret(&self, _: &str, _: &str) -> Option<Arc<Secret>> {
-            None
-        }
-    }
+    use crate::test_objects::FixedObjects;
 
     fn resolved(container: Value) -> ContainerSpec {
         let pod: Pod = serde_json::from_value(
@@ -217,7 +201,7 @@ mod tests {
         )
         .unwrap();
         let sources = EnvironmentSources {
-            objects: &NoObjects,
+            objects: &FixedObjects::default(),
             node: NodeView { name: "n", allocatable: &Amounts::default() },
             addresses: &[],
             services: Vec::new(),

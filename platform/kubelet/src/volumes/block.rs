@@ -109,30 +109,16 @@ fn node(host: &Path, path: &str, read_only: bool) -> Result<DeviceNode, String> 
 mod tests {
     use std::{net::IpAddr, sync::Arc};
 
-    use mayfly_api::{
-        k8s::api::core::v1::{ConfigMap, Secret},
-        resources::Amounts,
-    };
+    use mayfly_api::resources::Amounts;
     use nix::sys::stat::{Mode, SFlag, makedev, mknod};
     use serde_json::{Value, json};
 
     use super::*;
     use crate::{
         pod::fields::NodeView,
+        test_objects::FixedObjects,
         volumes::{claims::ClaimedVolumes, flex::FlexDrivers, tokens::PodTokens},
     };
-
-    struct NoObjects;
-
-    impl EnvSources for NoObjects {
-        fn config_map(&self, _: &str, _: &str) -> Option<Arc<ConfigMap>> {
-            None
-        }
-
-        fn secret(&self, _: &str, _: &str) -> Option<Arc<Secret>> {
-            None
-        }
-    }
 
     /// The mounts and devices of a container with one claim, whose volume has this spec.
     fn made(spec: Value, container: Value) -> Result<(usize, Vec<DeviceNode>), String> {
@@ -143,7 +129,7 @@ mod tests {
         let claimed = ClaimedVolumes::from([("v".to_owned(), ClaimedVolume { volume, read_only: false })]);
         let allocatable = Amounts::default();
         let sources = VolumeSources {
-            objects: &NoObjects,
+            objects: &FixedObjects::default(),
             node: NodeView { name: "n", allocatable: &allocatable },
             address: None::<IpAddr>,
             tokens: &PodTokens::default(),

@@ -172,35 +172,10 @@ fn permissions(mode: i32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use crate::pod::fields::NodeView;
     use serde_json::{Value, json};
 
     use super::*;
-
-    struct StubObjects;
-
-    impl EnvSources for StubObjects {
-        fn config_map(
-            &self,
-            _: &str,
-            name: &str,
-        ) -> Option<std::sync::Arc<mayfly_api::k8s::api::core::v1::ConfigMap>> {
-            let map = json!({"data": {"a": "1", "b": "2"}});
-            (name == "map").then(|| {
-                serde_json::from_value::<mayfly_api::k8s::api::core::v1::ConfigMap>(map).unwrap().into()
-            })
-        }
-        fn secret(
-            &self,
-            _: &str,
-            name: &str,
-        ) -> Option<std::sync::Arc<mayfly_api::k8s::api::core::v1::Secret>> {
-            let secret = json!({"data": {"key": "cHc="}});
-            (name == "secret").then(|| {
-                serde_json::from_value::<mayfly_api::k8s::api::core::v1::Secret>(secret).unwrap().into()
-            })
-        }
-    }
+    use crate::{pod::fields::NodeView, test_objects::FixedObjects};
 
     fn files(volume: Value) -> Result<Vec<(String, String, u32)>, String> {
         let volume: Volume = serde_json::from_value(volume).unwrap();
@@ -212,7 +187,10 @@ mod tests {
             serde_json::from_value(json!({"path": "token", "audience": "vault"})).unwrap();
         let tokens = [(TokenUse::of(&token), "secret".to_owned())].into();
         let sources = VolumeSources {
-            objects: &StubObjects,
+            objects: &FixedObjects::new(
+                ("map", json!({"data": {"a": "1", "b": "2"}})),
+                ("secret", json!({"data": {"key": "cHc="}})),
+            ),
             node: NodeView { name: "n", allocatable: &Default::default() },
             address: None,
             tokens: &tokens,
