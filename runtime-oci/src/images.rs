@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
 
 use self::{
-    content::{Lease, label, manifest, parse, read, set_image},
+    content::{ImageOrigin, Lease, label, manifest, parse, read, set_image},
     import::store,
     unpack::unpack,
 };
@@ -133,7 +133,7 @@ impl UnpackedImages {
                     size: i64::try_from(image.bytes).unwrap_or(i64::MAX),
                     ..Descriptor::default()
                 };
-                set_image(client, &name, target).await?;
+                set_image(client, &name, target, ImageOrigin::Archive).await?;
                 self.find(client, &name).await?;
                 records.push(name);
             }
@@ -180,24 +180,36 @@ impl UnpackedImages {
 
 /// containerd's record of an image; `None` for one without content.
 async fn record(client: &Containerd, image: Image) -> Option<ImageRecord> {
+    let origin = ImageOrigin::of(&image);
     let target = image.target?;
     // An image that is being removed counts as empty.
-    let bytes = match manifest(client, &target).await {
+    let (bytes, config) = match manifest(client, &target).await {
         Ok(manifest) => {
             let layers: u64 = manifest.layers().iter().map(|layer| layer.size()).sum();
-            layers + manifest.config().size()
+            (layers + manifest.config().size(), Some(manifest.config().digest().to_string()))
         }
-        Err(_) => 0,
+        Err(_) => (0, None),
     };
     let updated = image
         .updated_at
         .and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok().map(|at| at.to_string()));
     Some(ImageRecord {
+        id: image_id(&image.name, &target.digest, config.filter(|_| origin == ImageOrigin::Archive)),
         reference: image.name,
         digest: target.digest,
         bytes,
         updated: updated.unwrap_or_default(),
     })
+}
+
+/// The identity of an image in the status of its containers. `config`: the digest of its configuration, if no registry
+/// is known to have it.
+fn image_id(name: &str, digest: &str, config: Option<String>) -> String {
+    match (config, parse_name(name)) {
+        (Some(config), _) => config,
+        (None, Ok(name)) => format!("{}/{}@{digest}", name.registry(), name.repository()),
+        (None, Err(_)) => digest.to_owned(),
+    }
 }
 
 /// The machine's architecture as images name it.
@@ -232,5 +244,15 @@ mod tests {
             assert_eq!(full_name(text).unwrap(), full);
         }
         assert!(matches!(full_name("A b"), Err(RuntimeError::ImageName(_))));
+    }
+
+    #[test]
+    fn an_image_is_identified_by_its_digest_in_a_registry_or_by_its_configuration() {
+        let id = |name: &str, config: Option<&str>| image_id(name, "sha256:m", config.map(str::to_owned));
+        assert_eq!(id("docker.io/library/busybox:1.36", None), "docker.io/library/busybox@sha256:m");
+        assert_eq!(id("localhost:5000/team/app:1", None), "localhost:5000/team/app@sha256:m");
+        let pinned = format!("docker.io/a/b@sha256:{}", "0".repeat(64));
+        assert_eq!(id(&pinned, None), "docker.io/a/b@sha256:m");
+        assert_eq!(id("docker.io/library/busybox:local", Some("sha256:c")), "sha256:c");
     }
 }

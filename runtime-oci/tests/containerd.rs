@@ -76,6 +76,8 @@ async fn fixture(test: &str) -> Option<ContainerdFixture> {
     let archive = archive(folder.path());
     let imported = runtime.images().unwrap().import(&archive).await.unwrap();
     assert_eq!(imported[0].reference, "docker.io/library/busybox:local");
+    let is_of_configuration = imported[0].id.starts_with("sha256:") && imported[0].id != imported[0].digest;
+    assert!(is_of_configuration, "no registry has it: {imported:?}");
     Some(ContainerdFixture { runtime, folder, config })
 }
 

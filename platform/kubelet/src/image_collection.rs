@@ -246,7 +246,8 @@ mod tests {
     use super::*;
 
     fn record(reference: &str, digest: &str, bytes: u64) -> ImageRecord {
-        ImageRecord { reference: reference.into(), digest: digest.into(), bytes, updated: String::new() }
+        let (reference, digest) = (reference.into(), digest.into());
+        ImageRecord { reference, digest, id: String::new(), bytes, updated: String::new() }
     }
 
     fn used(names: &[&str]) -> HashSet<String> {

@@ -14,6 +14,7 @@
 //! ```
 
 pub(crate) mod container;
+mod container_status;
 mod devices;
 pub(crate) mod dns;
 mod ending;

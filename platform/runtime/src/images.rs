@@ -26,6 +26,10 @@ pub struct ImageRecord {
     pub reference: String,
     /// The digest of the manifest.
     pub digest: String,
+    /// The identity in a container's status: `NAME@DIGEST` of an image from a registry; the digest of the configuration
+    /// of one from an archive, which no registry is known to have. Empty in records of earlier versions.
+    #[serde(default)]
+    pub id: String,
     /// The compressed size of the image, in bytes.
     pub bytes: u64,
     /// When the reference was last set, RFC 3339.

@@ -61,18 +61,47 @@ impl Lease {
     }
 }
 
+/// The label of an image record whose content came from an archive.
+const LABEL_ARCHIVE: &str = "mayfly.dev/archive";
+
+/// The source of an image's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ImageOrigin {
+    Registry,
+    Archive,
+}
+
+impl ImageOrigin {
+    pub(super) fn of(image: &Image) -> Self {
+        match image.labels.contains_key(LABEL_ARCHIVE) {
+            true => Self::Archive,
+            false => Self::Registry,
+        }
+    }
+
+    fn labels(self) -> HashMap<String, String> {
+        match self {
+            Self::Registry => HashMap::new(),
+            Self::Archive => [(LABEL_ARCHIVE.to_owned(), "true".to_owned())].into(),
+        }
+    }
+}
+
+/// Sets the target of an image's name, and its origin.
 pub(super) async fn set_image(
     client: &Containerd,
     name: &str,
     target: Descriptor,
+    origin: ImageOrigin,
 ) -> Result<(), RuntimeError> {
-    let image = Image { name: name.into(), target: Some(target), ..Image::default() };
+    let labels = origin.labels();
+    let image = Image { name: name.into(), target: Some(target), labels, ..Image::default() };
     let message = CreateImageRequest { image: Some(image.clone()), source_date_epoch: None };
     match client.images().create(request(message)).await {
         Err(status) if status.code() == Code::AlreadyExists => {
             let message = UpdateImageRequest {
                 image: Some(image),
-                update_mask: Some(FieldMask { paths: vec!["target".into()] }),
+                update_mask: Some(FieldMask { paths: vec!["target".into(), "labels".into()] }),
                 source_date_epoch: None,
             };
             client.images().update(request(message)).await.map_err(failed("update an image"))?;

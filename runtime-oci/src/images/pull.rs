@@ -34,7 +34,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{
     UnpackedImages,
-    content::{Lease, label, parse, set_image, variant},
+    content::{ImageOrigin, Lease, label, parse, set_image, variant},
 };
 use crate::client::{Containerd, failed, leased, or_absent, request};
 
@@ -118,7 +118,7 @@ impl UnpackedImages {
         let lease = Lease::create(client).await?;
         if !is_current(client, &name, &target).await? {
             self.fetch(client, &remote, &lease).await.map_err(|error| failed_to(&error))?;
-            set_image(client, &name, target).await?;
+            set_image(client, &name, target, ImageOrigin::Registry).await?;
         }
         let unpacked = self.find(client, &name).await.map_err(|error| failed_to(&error))?;
         lease.end().await;
@@ -233,7 +233,10 @@ fn keychain(secrets: &[PullSecret]) -> Keychain {
 async fn is_current(client: &Containerd, name: &str, target: &Descriptor) -> Result<bool, RuntimeError> {
     let found = client.images().get(request(GetImageRequest { name: name.into() })).await;
     let known = or_absent(found).map_err(failed("look up an image"))?;
-    let known = known.and_then(|known| known.into_inner().image).and_then(|image| image.target);
+    let known = known.and_then(|known| known.into_inner().image);
+    // One from an archive gets its identity in the registry.
+    let known = known.filter(|image| ImageOrigin::of(image) == ImageOrigin::Registry);
+    let known = known.and_then(|image| image.target);
     if known.is_none_or(|known| known.digest != target.digest) {
         return Ok(false);
     }

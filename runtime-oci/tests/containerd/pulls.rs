@@ -133,6 +133,7 @@ async fn pulls_the_variant_of_this_platform_and_resumes_interrupted_downloads() 
     assert_eq!(images.find(&name).await.unwrap(), None);
     let record = images.pull(&name, &[]).await.unwrap();
     assert_eq!((&*record.reference, &*record.digest), (&*name, &*digest(&served.index)));
+    assert_eq!(record.id, format!("{address}/team/app@{}", record.digest));
     assert_eq!(served.ranges_asked.load(Ordering::Relaxed), 1, "it is continued, not begun anew");
     assert_eq!(images.find(&name).await.unwrap().as_ref(), Some(&record));
 

@@ -86,6 +86,15 @@ pub(crate) struct ProbeVerdicts {
     pub(crate) readiness: Option<bool>,
 }
 
+/// The image of a container, as its runtime names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct UsedImage {
+    /// The full reference.
+    pub(crate) reference: String,
+    /// The digest with the image's name, or the digest of its configuration.
+    pub(crate) id: String,
+}
+
 /// One container of the pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LocalContainer {
@@ -95,6 +104,8 @@ pub(crate) struct LocalContainer {
     /// The number of the current attempt, which is also the restart count.
     pub(crate) attempt: u32,
     pub(crate) probes: ProbeVerdicts,
+    /// `None`: not determined yet, or its runtime has no image store.
+    pub(crate) image: Option<UsedImage>,
     /// The runtime has accepted the current attempt and starts it by itself, when its queue has room.
     pub(crate) queued: bool,
     /// The current attempt is ended because of a probe.
@@ -143,6 +154,7 @@ impl Default for LocalContainer {
             last: None,
             attempt: 0,
             probes,
+            image: None,
             queued: false,
             killed_by_probe: false,
             crashes: 0,
@@ -318,6 +330,8 @@ impl LocalContainer {
             })
         };
         container.last = terminated(&status.last_state);
+        container.image = (!status.image_id.is_empty())
+            .then(|| UsedImage { reference: status.image.clone(), id: status.image_id.clone() });
         if let Some(exit) = terminated(&status.state) {
             container.now = ContainerPhase::Exited(exit);
         } else if let Some(running) = status.state.as_ref().and_then(|state| state.running.as_ref()) {
@@ -463,35 +477,4 @@ impl LocalContainer {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failed_pulls_and_crashes_have_their_own_pauses() {
-        let (mut container, now) = (LocalContainer::default(), Clocks::now());
-        let crash = |container: &mut LocalContainer| {
-            container.started(now.wall);
-            let (reason, message) = ("Error".into(), String::new());
-            let (started, finished) = (now.wall, now.wall);
-            container.now = ContainerPhase::Exited(Exit { started, finished, exit_code: 1, reason, message });
-            container.restart_later("main", now)
-        };
-        for _ in 0..6 {
-            container.pull_failed("app:1", "not found", true, now.steady);
-        }
-        assert_eq!(container.not_before, Some(now.steady + PULL_REMOTE.most));
-        assert!(
-            !crash(&mut container),
-            "the first restart is immediate, whatever was before the first start"
-        );
-        for crashes in 1..6 {
-            assert!(crash(&mut container));
-            assert_eq!(container.not_before, Some(now.steady + CRASH.full(crashes)), "{crashes}");
-        }
-        container.pull_failed("app:1", "not found", true, now.steady);
-        assert_eq!(container.not_before, Some(now.steady + PULL_REMOTE.first));
-        container.start_failed("RunContainerError", String::new(), now.steady);
-        assert!(crash(&mut container));
-        assert_eq!(container.not_before, Some(now.steady + CRASH.full(6)), "pulls do not reset the crashes");
-    }
-}
+mod tests;

@@ -5,10 +5,14 @@ use std::time::Duration;
 
 use mayfly_api::env::EnvSources as _;
 use mayfly_api::k8s::api::core::v1::{Container, Pod, Secret};
-use mayfly_runtime::{ImageStore, PullPolicy, PullSecret, Runtime, RuntimeError};
+use mayfly_runtime::{ImageRecord, ImageStore, PullPolicy, PullSecret, Runtime, RuntimeError};
 use tokio::time::Instant;
 
-use super::{local::LocalPod, options::pull_policy, worker::Worker};
+use super::{
+    local::{LocalPod, UsedImage},
+    options::pull_policy,
+    worker::Worker,
+};
 
 /// Secrets that hold Docker's configuration, and the key of each.
 const SECRET_TYPES: [(&str, &str); 2] =
@@ -52,6 +56,7 @@ impl Worker {
         };
         match image_step(pull_policy(spec), present.is_some()) {
             ImageStep::Use => {
+                local.containers.entry(spec.name.clone()).or_default().image = present.map(used_image);
                 let message = format!("Container image {image:?} already present on machine");
                 self.events.normal(pod, "Pulled", message);
                 true
@@ -91,6 +96,7 @@ impl Worker {
                     record.bytes
                 );
                 self.events.normal(pod, "Pulled", message);
+                local.containers.entry(spec.name.clone()).or_default().image = Some(used_image(record));
                 true
             }
             Some(Err(RuntimeError::ImageMissing(why) | RuntimeError::Invalid(why))) => {
@@ -172,6 +178,11 @@ impl Worker {
         }
         secrets
     }
+}
+
+fn used_image(record: ImageRecord) -> UsedImage {
+    let ImageRecord { reference, id, digest, .. } = record;
+    UsedImage { reference, id: if id.is_empty() { digest } else { id } }
 }
 
 /// A Secret's Docker configuration; the older type is not wrapped in `auths`.

@@ -1,10 +1,7 @@
 //! A pod's status in upstream's form, from its object and the local state. Pure.
 
 use mayfly_api::k8s::{
-    api::core::v1::{
-        Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-        ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodSpec, PodStatus,
-    },
+    api::core::v1::{Container, HostIP, Pod, PodCondition, PodIP, PodSpec, PodStatus},
     apimachinery::pkg::apis::meta::v1::Time,
     jiff::Timestamp,
 };
@@ -12,8 +9,9 @@ use mayfly_runtime::{REASON_NODE_FAIL, REASON_PREEMPTED};
 use serde_json::{Value, json};
 
 use super::{
+    container_status::{statuses, with_devices},
     evicting::EVICTED,
-    local::{ContainerPhase, Exit, LocalContainer, LocalPod, REASON_LOST},
+    local::{ContainerPhase, LocalPod, REASON_LOST},
     plan::{
         self, Completion, completion, ephemeral_containers, has_initialised, init_failed, is_sidecar,
         needs_collecting, probed_containers,
@@ -263,84 +261,6 @@ fn conditions(old: &PodStatus, facts: &Facts<'_>, now: Timestamp) -> Vec<PodCond
     let foreign: Vec<_> = foreign.cloned().collect();
     conditions.extend(foreign);
     conditions
-}
-
-fn statuses(
-    containers: &[Container],
-    local: &LocalPod,
-    waiting: &str,
-    may_start: bool,
-) -> Vec<ContainerStatus> {
-    containers
-        .iter()
-        .map(|container| {
-            let mut known = local.container(&container.name);
-            if let ContainerPhase::Waiting { reason, .. } = &mut known.now
-                && reason == "ContainerCreating"
-            {
-                *reason = if may_start { waiting.into() } else { "PodInitializing".into() };
-            }
-            container_status(container, &local.uid.0, &known)
-        })
-        .collect()
-}
-
-/// Adds the health of the containers' devices. After a restart of the node, the known one stays until a device
-/// reports: those of an ended pod never do.
-fn with_devices(
-    mut statuses: Vec<ContainerStatus>,
-    local: &LocalPod,
-    old: Option<&[ContainerStatus]>,
-) -> Vec<ContainerStatus> {
-    for status in &mut statuses {
-        let known = || old?.iter().find(|old| old.name == status.name)?.allocated_resources_status.clone();
-        let devices = local.devices.get(&status.name).cloned().or_else(known);
-        status.allocated_resources_status = devices;
-    }
-    statuses
-}
-
-fn container_status(container: &Container, uid: &str, known: &LocalContainer) -> ContainerStatus {
-    let started = !matches!(known.now, ContainerPhase::Waiting { .. });
-    ContainerStatus {
-        name: container.name.clone(),
-        image: container.image.clone().unwrap_or_default(),
-        image_id: if started { container.image.clone().unwrap_or_default() } else { String::new() },
-        container_id: started.then(|| format!("mayfly://{uid}_{}_{}", container.name, known.attempt)),
-        ready: plan::is_ready(container, known),
-        started: Some(plan::is_started(container, known)),
-        restart_count: i32::try_from(known.attempt).unwrap_or(i32::MAX),
-        state: Some(match &known.now {
-            ContainerPhase::Waiting { reason, message } => ContainerState {
-                waiting: Some(ContainerStateWaiting {
-                    reason: Some(reason.clone()),
-                    message: Some(message.clone()).filter(|text| !text.is_empty()),
-                }),
-                ..ContainerState::default()
-            },
-            ContainerPhase::Running { started } => ContainerState {
-                running: Some(ContainerStateRunning { started_at: Some(Time(*started)) }),
-                ..ContainerState::default()
-            },
-            ContainerPhase::Exited(exit) => terminated(exit),
-        }),
-        last_state: known.last.as_ref().map(terminated),
-        ..ContainerStatus::default()
-    }
-}
-
-fn terminated(exit: &Exit) -> ContainerState {
-    ContainerState {
-        terminated: Some(ContainerStateTerminated {
-            exit_code: exit.exit_code,
-            reason: Some(exit.reason.clone()),
-            message: Some(exit.message.clone()).filter(|text| !text.is_empty()),
-            started_at: Some(Time(exit.started)),
-            finished_at: Some(Time(exit.finished)),
-            ..ContainerStateTerminated::default()
-        }),
-        ..ContainerState::default()
-    }
 }
 
 #[cfg(test)]
