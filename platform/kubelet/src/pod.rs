@@ -25,7 +25,7 @@ pub(crate) mod local;
 mod options;
 pub(crate) mod plan;
 mod pulling;
-mod qos;
+pub(crate) mod qos;
 mod service_links;
 mod starting;
 pub(crate) mod status;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! DIR/<pod uid>/<volume>/            emptyDir (a tmpfs where its medium is memory)
-//! DIR/<pod uid>/<volume>/..data ──▶ ..<time>/   configMap, secret, downwardAPI, projected
+//! DIR/<pod uid>/<volume>/..data ──▶ ..<time>/   configMap; on a tmpfs: secret, downwardAPI, projected
 //! DIR/<pod uid>/<volume>/            an NFS export, or the mount of a FlexVolume driver
 //! DIR/<pod uid>/.sub-paths/…         mounts of parts of volumes (`subPath`)
 //! KUBELET/pods/<pod uid>/…           the mount of a CSI driver; block devices: KUBELET/plugins/…/volumeDevices
@@ -15,12 +15,14 @@ pub(crate) mod claims;
 mod content;
 pub(crate) mod csi;
 pub(crate) mod disk_usage;
+mod empty_dir;
 mod files;
 pub(crate) mod flex;
 #[cfg(test)]
 mod flex_tests;
 pub(crate) mod in_use;
 mod journal;
+mod memory;
 mod ownership;
 mod path_locks;
 mod persistent;
@@ -31,7 +33,6 @@ pub(crate) mod tokens;
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::fs::{PermissionsExt as _, chown},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -39,21 +40,21 @@ use std::{
 use mayfly_api::{
     env::{self, EnvSources},
     k8s::api::core::v1::{Container, HostPathVolumeSource, Pod, Secret, Volume, VolumeMount},
-    quantity,
     volume_claims::claim_of,
 };
 use mayfly_flexvolume::mounts::{is_mount_point, mounts_below};
 use mayfly_runtime::{Mount, MountPropagation, PodUid};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::mount::{MntFlags, umount2};
 
 use content::FileSource;
 use csi::{CsiSource, CsiVolumes};
 use flex::{FlexDrivers, FlexSource};
+use memory::{MemoryVolumes, TmpfsOptions};
 
 use crate::pod::fields::NodeView;
 
-/// The name of an emptyDir while it is made, in the folder of its pod.
-const EMPTY_DIR_DRAFT: &str = ".emptydir";
+/// The tmpfs of files that the kubelet writes, which have modes of their own.
+const FILES_IN_MEMORY: TmpfsOptions = TmpfsOptions { mode: 0o755, group: None, bytes_max: None };
 
 /// The volumes of a node's pods.
 #[derive(Clone, Debug)]
@@ -62,6 +63,7 @@ pub(crate) struct Volumes {
     drivers: Arc<FlexDrivers>,
     /// `None`: this node has no CSI drivers.
     csi: Option<Arc<CsiVolumes>>,
+    memory: Arc<MemoryVolumes>,
 }
 
 /// The sources of volumes' files, besides the pod itself.
@@ -87,7 +89,7 @@ impl<S: EnvSources> VolumeSources<'_, S> {
 
 impl Volumes {
     pub(crate) fn new(folder: PathBuf, drivers: FlexDrivers, csi: Option<CsiVolumes>) -> Self {
-        Self { folder, drivers: Arc::new(drivers), csi: csi.map(Arc::new) }
+        Self { folder, drivers: Arc::new(drivers), csi: csi.map(Arc::new), memory: Arc::default() }
     }
 
     fn pod(&self, uid: &PodUid) -> PathBuf {
@@ -165,9 +167,7 @@ impl Volumes {
             return host_path(host).map_err(|why| format!("volume {:?}: {why}", volume.name));
         }
         if let Some(empty) = &volume.empty_dir {
-            let in_memory = empty.medium.as_deref() == Some("Memory");
-            let limit = empty.size_limit.as_ref().and_then(|limit| quantity::whole(limit).ok());
-            empty_dir(&path, in_memory, limit, fs_group(pod)).map_err(failed)?;
+            empty_dir::make(&path, empty, pod, sources.node, &self.memory).map_err(failed)?;
             return Ok(path);
         }
         if let Some(source) = FlexSource::of(pod, volume, sources)? {
@@ -191,6 +191,9 @@ impl Volumes {
             return Err(format!("volume {:?} is of a type that this node does not support", volume.name));
         };
         let files = source.files(pod, sources).map_err(|why| format!("volume {:?}: {why}", volume.name))?;
+        if source.is_private() && !files::is_written(&path) {
+            self.memory.mount(&path, &FILES_IN_MEMORY).map_err(failed)?;
+        }
         files::write(&path, &files, fs_group(pod)).map_err(failed)?;
         Ok(path)
     }
@@ -212,7 +215,8 @@ impl Volumes {
         for volume in volumes {
             self.refresh_csi(pod, &uid, volume, sources);
             let path = self.pod(&uid).join(&volume.name);
-            let Some(source) = FileSource::of(volume).filter(|_| path.exists()) else { continue };
+            // One that is not written yet may not be mounted yet either.
+            let Some(source) = FileSource::of(volume).filter(|_| files::is_written(&path)) else { continue };
             let written = source.files(pod, sources).and_then(|files| {
                 files::write(&path, &files, fs_group(pod)).map_err(|error| error.to_string())
             });
@@ -243,6 +247,8 @@ impl Volumes {
         if !folder.exists() {
             return Ok(());
         }
+        // The kernel's list has paths without links.
+        let folder = folder.canonicalize()?;
         sub_path::unmount_all(&folder)?;
         let unmounted = self.drivers.unmount_all(&self.folder, &uid.0);
         tokio::runtime::Handle::current().block_on(unmounted).map_err(io::Error::other)?;
@@ -301,34 +307,6 @@ pub(crate) fn may_have_csi(pod: &Pod) -> bool {
 fn fs_group(pod: &Pod) -> Option<u32> {
     let security = pod.spec.as_ref()?.security_context.as_ref()?;
     u32::try_from(security.fs_group?).ok()
-}
-
-/// Makes an emptyDir; one that exists stays as its containers left it.
-fn empty_dir(path: &Path, in_memory: bool, limit: Option<u64>, group: Option<u32>) -> io::Result<()> {
-    // All users in the pod may write; new files belong to the pod's group.
-    let mode = if group.is_some() { 0o2777 } else { 0o777 };
-    if in_memory {
-        fs::create_dir_all(path)?;
-        if is_mount_point(path) {
-            return Ok(());
-        }
-        // Set by the mount itself, so that a crash leaves no volume without them.
-        let mut options = format!("mode={mode:o}");
-        for (name, value) in [("size", limit), ("gid", group.map(u64::from))] {
-            options.extend(value.map(|value| format!(",{name}={value}")));
-        }
-        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        return Ok(mount(Some("tmpfs"), path, Some("tmpfs"), flags, Some(options.as_str()))?);
-    }
-    if path.exists() {
-        return Ok(());
-    }
-    // Written under another name first, so that a folder with the final name is complete. No volume has this name.
-    let draft = path.with_file_name(EMPTY_DIR_DRAFT);
-    fs::create_dir_all(&draft)?;
-    chown(&draft, None, group)?;
-    fs::set_permissions(&draft, fs::Permissions::from_mode(mode))?;
-    fs::rename(&draft, path)
 }
 
 /// The path of a `hostPath`, checked against its type.
@@ -409,36 +387,6 @@ mod tests {
             let expected = expected.map(str::to_owned).map_err(str::to_owned);
             assert_eq!(part(expression), expected, "{expression}");
         }
-    }
-
-    #[test]
-    fn an_empty_dir_that_exists_stays_as_it_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let (path, pod) = (folder.path().join("pod/cache"), folder.path().join("pod"));
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-        // A crash has interrupted an earlier start.
-        fs::create_dir_all(pod.join(EMPTY_DIR_DRAFT)).unwrap();
-        empty_dir(&path, false, None, None).unwrap();
-        assert_eq!(mode(&path), 0o777);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-        empty_dir(&path, false, None, None).unwrap();
-        assert_eq!(mode(&path), 0o700);
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED an_empty_dir_that_exists_stays_as_it_is, in memory: not root");
-            return;
-        }
-        let path = folder.path().canonicalize().unwrap().join("memory");
-        if let Err(error) = empty_dir(&path, true, Some(1 << 20), Some(4321)) {
-            eprintln!("SKIPPED an_empty_dir_that_exists_stays_as_it_is, in memory: {error}");
-            return;
-        }
-        let group = std::os::unix::fs::MetadataExt::gid(&fs::metadata(&path).unwrap());
-        let size = rustix::fs::statvfs(&path).map(|found| found.f_blocks * found.f_frsize).unwrap();
-        assert_eq!((mode(&path), group, size), (0o2777, 4321, 1 << 20));
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-        empty_dir(&path, true, Some(1 << 20), Some(4321)).unwrap();
-        assert_eq!(mode(&path), 0o700);
-        umount2(&path, MntFlags::MNT_DETACH).unwrap();
     }
 
     #[test]

@@ -51,6 +51,14 @@ impl<'a> FileSource<'a> {
         volume.projected.as_ref().map(Self::Projected)
     }
 
+    /// Whether the files are kept off the disk (as upstream: all but those of ConfigMaps).
+    pub(super) fn is_private(&self) -> bool {
+        match self {
+            Self::ConfigMap { .. } => false,
+            Self::Secret { .. } | Self::Downward { .. } | Self::Projected(_) => true,
+        }
+    }
+
     /// The current files of the volume.
     pub(super) fn files(
         &self,

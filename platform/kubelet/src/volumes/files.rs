@@ -21,6 +21,11 @@ pub(super) struct VolumeFile {
 /// Files by their path in the volume.
 pub(super) type VolumeFiles = BTreeMap<String, VolumeFile>;
 
+/// Whether the volume has been written at least once.
+pub(super) fn is_written(folder: &Path) -> bool {
+    folder.join(DATA).symlink_metadata().is_ok()
+}
+
 /// Writes the files; does nothing if they are up to date. Blocks.
 pub(super) fn write(folder: &Path, files: &VolumeFiles, group: Option<u32>) -> io::Result<()> {
     fs::create_dir_all(folder)?;
