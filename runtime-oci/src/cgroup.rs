@@ -22,6 +22,8 @@ pub(crate) use self::limits::{CPU_PERIOD_MICROS, cpu_quota, cpu_shares};
 use crate::layout::task_id;
 
 const ROOT: &str = "/sys/fs/cgroup";
+/// The limit of memory and swap together, in version 1.
+const MEMORY_AND_SWAP_FILE: &str = "memory.memsw.limit_in_bytes";
 /// The number of attempts to create a pod's cgroup: when the last pod of a QoS class ends, it removes the class's
 /// cgroup.
 const CREATE_TRIES: usize = 5;
@@ -137,6 +139,12 @@ pub(crate) fn usage(path: &str) -> Option<Usage> {
     let inactive = field(&memory.join("memory.stat"), "total_inactive_file").unwrap_or(0);
     let cpu = read_number(&in_hierarchy("cpuacct", path).join("cpuacct.usage")).ok();
     Some(Usage { memory_bytes: used.saturating_sub(inactive), cpu: cpu.map(Duration::from_nanos) })
+}
+
+/// Whether a limit of memory may include one of swap. In version 1 the kernel counts swap only if that was turned on at
+/// its start; in version 2 runc ignores a limit of no swap that the kernel does not have.
+pub(crate) fn limits_swap() -> bool {
+    version() == CgroupVersion::V2 || in_hierarchy("memory", MEMORY_AND_SWAP_FILE).exists()
 }
 
 /// Whether the kernel killed a process of the container because it exceeded its memory limit.

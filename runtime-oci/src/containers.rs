@@ -39,6 +39,7 @@ use self::{
     signals::stop_signal,
 };
 use crate::{
+    cgroup,
     client::{Containerd, SNAPSHOTTER, failed, request},
     host::OciHost,
     images::{RunnableImage, full_name},
@@ -206,6 +207,7 @@ impl OciHost {
             target_pid: self.target_pid(client, spec).await?,
             bounding_set: spec::bounding_set(),
             oom_score_min: spec::oom_score_min(spec::bounding_set()),
+            limits_swap: cgroup::limits_swap(),
         };
         let oci = spec::build(spec, &image.config, &context).map_err(RuntimeError::Invalid)?;
         let record = ContainerRecord {

@@ -60,6 +60,8 @@ pub(crate) struct SpecContext<'a> {
     pub(crate) bounding_set: u64,
     /// The lowest `oom_score_adj` that this process may set.
     pub(crate) oom_score_min: i32,
+    /// Whether the kernel limits the swap of a cgroup.
+    pub(crate) limits_swap: bool,
 }
 
 /// Builds the specification.
@@ -257,7 +259,7 @@ fn linux(container: &ContainerSpec, context: &SpecContext<'_>) -> Result<Value, 
         "maskedPaths": masked,
         "readonlyPaths": read_only,
         "sysctl": context.host.sysctls,
-        "resources": resources(container),
+        "resources": resources(container, context.limits_swap),
         "devices": devices::nodes(&container.process.devices),
     });
     if let Some(propagation) = root_propagation(container) {
@@ -312,6 +314,7 @@ mod tests {
             target_pid: None,
             bounding_set: u64::MAX,
             oom_score_min: -1000,
+            limits_swap: true,
         }
     }
 
@@ -363,9 +366,14 @@ mod tests {
         spec.process.cpu_millis_request = 500;
         let built = built(&spec, &SandboxHost::default());
         let resources = &built["linux"]["resources"];
-        assert_eq!(resources["memory"]["limit"], 1 << 20);
+        assert_eq!(resources["memory"], json!({"limit": 1 << 20, "swap": 1 << 20}));
         assert_eq!(resources["cpu"]["quota"], 25_000);
         assert_eq!(resources["cpu"]["shares"], 512);
+        // runc fails to start a container with a limit that the kernel does not have.
+        let host = SandboxHost::default();
+        let context = SpecContext { limits_swap: false, ..context(&host) };
+        let built = serde_json::to_value(build(&spec, &image(), &context).unwrap()).unwrap();
+        assert_eq!(built["linux"]["resources"]["memory"], json!({"limit": 1 << 20}));
     }
 
     #[test]

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::devices;
 use crate::cgroup::{CPU_PERIOD_MICROS, cpu_quota, cpu_shares};
 
-pub(super) fn resources(container: &ContainerSpec) -> Value {
+/// `limits_swap`: whether the kernel counts swap, see [`crate::cgroup::limits_swap`].
+pub(super) fn resources(container: &ContainerSpec, limits_swap: bool) -> Value {
     let mut cpu = json!({"shares": cpu_shares(container.process.cpu_millis_request)});
     if let Some(millis) = container.cpu_millis_max {
         cpu["period"] = CPU_PERIOD_MICROS.into();
@@ -18,7 +19,11 @@ pub(super) fn resources(container: &ContainerSpec) -> Value {
     };
     let mut resources = json!({"devices": devices, "cpu": cpu});
     if let Some(bytes) = container.memory_bytes_max {
-        resources["memory"] = json!({"limit": bytes, "swap": bytes});
+        resources["memory"] = match limits_swap {
+            // The sum of memory and swap: the container may not use any swap.
+            true => json!({"limit": bytes, "swap": bytes}),
+            false => json!({"limit": bytes}),
+        };
     }
     resources
 }
