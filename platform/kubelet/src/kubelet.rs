@@ -102,6 +102,9 @@ pub struct Config {
     pub cluster_dns: Option<ClusterDnsServer>,
     /// The endpoints of the node's proxy; `None`: deleted pods end without waiting for it.
     pub served_endpoints: Option<Arc<dyn ServedEndpoints>>,
+    /// The kernel parameters that pods may set in addition to the safe ones: names, and prefixes that end with `*`
+    /// (upstream's `allowedUnsafeSysctls`).
+    pub allowed_unsafe_sysctls: Vec<String>,
     /// Whether pods use this machine's resources, so that they are evicted when its memory or disk is short. False on a
     /// node that represents machines of another system.
     pub evicts: bool,
@@ -144,6 +147,7 @@ impl Config {
             gpus: None,
             cluster_dns: None,
             served_endpoints: None,
+            allowed_unsafe_sysctls: Vec::new(),
             evicts: true,
         }
     }
@@ -240,6 +244,7 @@ impl Kubelet {
             gpus: config.gpus.clone(),
             cluster_dns: config.cluster_dns.clone(),
             served_endpoints: config.served_endpoints.clone(),
+            allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
             storage: storage.clone(),
             local: Default::default(),
             addresses: Addresses::from_random_start().into(),

@@ -30,5 +30,6 @@ mod service_links;
 mod starting;
 pub(crate) mod status;
 mod stopping;
+mod sysctls;
 pub(crate) mod withdrawal;
 pub(crate) mod worker;

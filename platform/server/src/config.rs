@@ -155,6 +155,9 @@ pub(crate) struct UpArgs {
     /// [default: kubelet in the data directory]
     #[arg(long, env = "MAYFLY_KUBELET_DIR", value_name = "DIR")]
     kubelet_dir: Option<PathBuf>,
+    /// Kernel parameters that pods may set in addition to the safe ones; a name may end with *
+    #[arg(long, env = "MAYFLY_ALLOWED_UNSAFE_SYSCTLS", value_name = "NAME", value_delimiter = ',')]
+    allowed_unsafe_sysctls: Vec<String>,
     /// The policy of the API's audit log, a Policy of audit.k8s.io/v1 [default: no audit log]
     #[arg(long, env = "MAYFLY_AUDIT_POLICY_FILE", value_name = "FILE")]
     audit_policy_file: Option<PathBuf>,
@@ -233,6 +236,7 @@ struct ConfigFile {
     volume_plugin_dir: Option<PathBuf>,
     git_protocols: Option<Vec<String>>,
     kubelet_dir: Option<PathBuf>,
+    allowed_unsafe_sysctls: Option<Vec<String>>,
     audit_policy_file: Option<PathBuf>,
     audit_log_path: Option<PathBuf>,
     log: Option<String>,
@@ -288,6 +292,7 @@ pub(crate) struct UpConfig {
     /// Protocols of Git besides http and https.
     pub(crate) git_protocols: Vec<String>,
     pub(crate) kubelet_dir: Option<PathBuf>,
+    pub(crate) allowed_unsafe_sysctls: Vec<String>,
     /// The policy of the audit log; `None`: no audit log.
     pub(crate) audit_policy_file: Option<PathBuf>,
     pub(crate) audit_log_path: Option<PathBuf>,
@@ -420,6 +425,10 @@ impl UpArgs {
                 false => self.git_protocols,
             },
             kubelet_dir: self.kubelet_dir.or(file.kubelet_dir),
+            allowed_unsafe_sysctls: match self.allowed_unsafe_sysctls.is_empty() {
+                true => file.allowed_unsafe_sysctls.unwrap_or_default(),
+                false => self.allowed_unsafe_sysctls,
+            },
             audit_policy_file: self.audit_policy_file.or(file.audit_policy_file),
             audit_log_path: self.audit_log_path.or(file.audit_log_path),
             log: self.log.or(file.log).unwrap_or_else(|| LOG_DEFAULT.into()),

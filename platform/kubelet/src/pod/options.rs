@@ -14,7 +14,7 @@ use mayfly_runtime::{
 use super::{
     devices,
     dns::{self, ClusterDnsServer},
-    qos,
+    qos, sysctls,
 };
 
 /// The longest host name, in bytes (`HOST_NAME_MAX` of Linux without the terminator).
@@ -44,7 +44,7 @@ pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> Sandbox
     };
     let host_file =
         || behind_stub().unwrap_or_else(|| std::fs::read_to_string(dns::HOST_FILE).unwrap_or_default());
-    let sysctls = spec.security_context.as_ref().and_then(|security| security.sysctls.as_ref());
+    let given = spec.security_context.as_ref().and_then(|security| security.sysctls.as_ref());
     SandboxHost {
         hostname: shown.unwrap_or(hostname).to_owned(),
         full_hostname,
@@ -56,7 +56,11 @@ pub(crate) fn host(pod: &Pod, cluster_dns: Option<&ClusterDnsServer>) -> Sandbox
         resolv_conf: dns::resolv_conf(spec, namespace, cluster_dns, host_file).or_else(behind_stub),
         host_ports: host_ports(spec),
         cgroup: qos::cgroup(pod),
-        sysctls: sysctls.into_iter().flatten().map(|one| (one.name.clone(), one.value.clone())).collect(),
+        sysctls: given
+            .into_iter()
+            .flatten()
+            .map(|one| (sysctls::with_dots(&one.name), one.value.clone()))
+            .collect(),
     }
 }
 

@@ -33,7 +33,7 @@ use super::{
     evicting::EVICTED,
     local::{Clocks, LocalPod},
     plan::{Step, plan},
-    status,
+    status, sysctls,
     withdrawal::ServedEndpoints,
 };
 use crate::{
@@ -76,6 +76,7 @@ pub(crate) struct Worker {
     pub(crate) tokens: ServiceAccountTokens,
     pub(crate) cluster_dns: Option<ClusterDnsServer>,
     pub(crate) served_endpoints: Option<Arc<dyn ServedEndpoints>>,
+    pub(crate) allowed_unsafe_sysctls: Vec<String>,
 }
 
 impl Worker {
@@ -86,6 +87,7 @@ impl Worker {
         let Some(mut pod) = pod else { return Ok(Outcome::Done) };
         let Some(runtime) = self.runtimes.of_pod(&pod).cloned() else { return self.no_runtime(&pod).await };
         let mut local = self.local_of(&key, &pod, &*runtime);
+        self.admit(&pod, &mut local);
         for _ in 0..STEPS_MAX {
             for started in local.observe_starts(&runtime.containers(&local.uid)) {
                 self.events.normal(&*pod, "Started", format!("Started container {started}"));
@@ -118,6 +120,17 @@ impl Worker {
         }
         self.write_status(&pod, &local, Timestamp::now()).await?;
         Ok(Outcome::RequeueAfter(Duration::ZERO))
+    }
+
+    /// Ends a pod that this node does not accept, before anything of it is made.
+    fn admit(&self, pod: &Pod, local: &mut LocalPod) {
+        if local.sandbox || local.ended.is_some() || is_over(pod) {
+            return;
+        }
+        if let Some(message) = sysctls::forbidden(pod, &self.allowed_unsafe_sysctls) {
+            local.ended = Some((sysctls::REASON_FORBIDDEN, format!("Pod was rejected: {message}")));
+            self.events.warning(pod, sysctls::REASON_FORBIDDEN, message);
+        }
     }
 
     pub(crate) fn is_bound_here(&self, pod: &Pod) -> bool {
@@ -222,6 +235,12 @@ impl Worker {
             result => result.map(|_| ()),
         }
     }
+}
+
+/// Whether the pod's phase is final, or it is being deleted.
+fn is_over(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    pod.metadata.deletion_timestamp.is_some() || matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// Whether a failed write means that the pod was removed or replaced, which the informer reports too.

@@ -130,6 +130,22 @@ async fn a_container_whose_process_does_not_start_ends_as_upstream() {
 }
 
 #[tokio::test]
+async fn a_pod_with_a_forbidden_kernel_parameter_fails() {
+    let cluster = KubeletHarness::start().await;
+    let setting = |name: &str| json!({"securityContext": {"sysctls": [{"name": name, "value": "1"}]}});
+    cluster.create("safe", setting("net/ipv4/tcp_syncookies"), json!({})).await;
+    let pod = cluster.create("unsafe", setting("net/ipv4/ip_forward"), json!({})).await;
+    let failed = cluster.until("unsafe", "over", |pod| phase(pod) == "Failed").await.status.unwrap();
+    assert_eq!(failed.reason.as_deref(), Some("SysctlForbidden"));
+    let why = "forbidden sysctl: \"net.ipv4.ip_forward\" not allowlisted";
+    assert_eq!(failed.message, Some(format!("Pod was rejected: {why}")));
+    assert_eq!(cluster.event("unsafe", "SysctlForbidden").await.message.as_deref(), Some(why));
+    cluster.until("safe", "ready", |pod| is_true(pod, "Ready")).await;
+    let uid = PodUid(pod.metadata.uid.unwrap());
+    assert!(!cluster.runtime.sandboxes().contains(&uid), "nothing of it is made");
+}
+
+#[tokio::test]
 async fn init_containers_run_first_and_one_after_the_other() {
     let cluster = KubeletHarness::start().await;
     let init = json!({"initContainers": [{"name": "one", "image": "x"}, {"name": "two", "image": "x"}]});

@@ -75,6 +75,7 @@ pub(super) fn kubelet_config(
     kubelet.image_collection = config.images.collection.clone();
     kubelet.static_pods = Some(data_dir.containers().join("static-pods"));
     kubelet.volumes = Some(data_dir.containers().join("volumes"));
+    kubelet.allowed_unsafe_sysctls.clone_from(&config.allowed_unsafe_sysctls);
     if let Some(folder) = &config.volume_plugin_dir {
         kubelet.volume_plugins.clone_from(folder);
     }
