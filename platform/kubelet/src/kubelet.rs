@@ -420,7 +420,7 @@ fn wake_on_sources(worker: &Arc<Worker>, queue: &WorkQueue<ObjectKey>) {
     let (waked, queue) = (worker.clone(), queue.clone());
     worker.sources.listen(move |object| {
         for (key, pod) in &mut *waked.local.lock() {
-            if key.namespace == object.key().namespace && pod.retry_environment() {
+            if key.namespace == object.key().namespace && pod.retry_sources() {
                 queue.add(key.clone());
             }
         }

@@ -66,6 +66,30 @@ pub(crate) struct Volumes {
     memory: Arc<MemoryVolumes>,
 }
 
+/// The reason why a container does not get its volumes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ContainerVolumeError {
+    /// A volume cannot be made now: upstream's message of the event `FailedMount`.
+    #[error("{0}")]
+    Setup(String),
+    /// The volumes cannot be used as the container's spec says.
+    #[error("{0}")]
+    Config(String),
+}
+
+impl ContainerVolumeError {
+    fn setup(volume: &str, why: &str) -> Self {
+        let why = why.strip_prefix(&format!("volume {volume:?}: ")).unwrap_or(why);
+        Self::Setup(format!("MountVolume.SetUp failed for volume {volume:?} : {why}"))
+    }
+}
+
+impl From<String> for ContainerVolumeError {
+    fn from(why: String) -> Self {
+        Self::Config(why)
+    }
+}
+
 /// The sources of volumes' files, besides the pod itself.
 pub(crate) struct VolumeSources<'a, S> {
     pub(crate) objects: &'a S,
@@ -100,14 +124,14 @@ impl Volumes {
     /// the container's own. Blocks.
     ///
     /// # Errors
-    /// A message for the pod's status: a ConfigMap does not exist, a path has the wrong type.
+    /// The message is for the pod's status and events: a ConfigMap does not exist, a path has the wrong type.
     pub(crate) fn mounts(
         &self,
         pod: &Pod,
         container: &Container,
         environment: &[(String, String)],
         sources: &VolumeSources<'_, impl EnvSources>,
-    ) -> Result<Vec<Mount>, String> {
+    ) -> Result<Vec<Mount>, ContainerVolumeError> {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
         let mut mounts = Vec::new();
@@ -117,9 +141,10 @@ impl Volumes {
             let sub = sub_path_of(wanted, environment)?;
             let claimed = sources.claimed.get(&volume.name);
             if claimed.is_some_and(block::is_block) {
-                return Err(block::wrong_use(&volume.name, true));
+                return Err(block::wrong_use(&volume.name, true).into());
             }
-            let path = self.make(&uid, pod, volume, sources)?;
+            let made = self.make(&uid, pod, volume, sources);
+            let path = made.map_err(|why| ContainerVolumeError::setup(&volume.name, &why))?;
             let host = match sub.as_str() {
                 "" => path,
                 sub => self.mount_part(&uid, container, index, &sub_path::open(&path, sub)?)?,
@@ -329,16 +354,20 @@ fn host_path(source: &HostPathVolumeSource) -> Result<PathBuf, String> {
         }
         _ => {}
     }
-    let found = fs::metadata(&path).map_err(failed)?.file_type();
-    let fits = match kind {
-        "Directory" | "DirectoryOrCreate" => found.is_dir(),
-        "File" | "FileOrCreate" => found.is_file(),
-        "Socket" => found.is_socket(),
-        "CharDevice" => found.is_char_device(),
-        "BlockDevice" => found.is_block_device(),
-        _ => false,
+    let found = fs::metadata(&path).map(|found| found.file_type());
+    let has = |fits: fn(&fs::FileType) -> bool| found.as_ref().is_ok_and(fits);
+    let (fits, word) = match kind {
+        "Directory" | "DirectoryOrCreate" => (has(fs::FileType::is_dir), "directory"),
+        "File" | "FileOrCreate" => (has(fs::FileType::is_file), "file"),
+        "Socket" => (has(|found| found.is_socket()), "socket file"),
+        "CharDevice" => (has(|found| found.is_char_device()), "character device"),
+        "BlockDevice" => (has(|found| found.is_block_device()), "block device"),
+        _ => (false, kind),
     };
-    if fits { Ok(path) } else { Err(format!("hostPath {} is not a {kind}", path.display())) }
+    match fits {
+        true => Ok(path),
+        false => Err(format!("hostPath type check failed: {} is not a {word}", path.display())),
+    }
 }
 
 /// The `subPath` of a mount, with its variables expanded. An empty value counts as missing (upstream's
@@ -405,7 +434,7 @@ mod tests {
         assert!(host_path(&at("d", "Directory")).is_err());
         assert!(host_path(&at("d", "DirectoryOrCreate")).unwrap().is_dir());
         assert!(host_path(&at("f", "FileOrCreate")).unwrap().is_file());
-        assert!(host_path(&at("f", "Directory")).unwrap_err().contains("is not a Directory"));
+        assert!(host_path(&at("f", "Directory")).unwrap_err().ends_with("f is not a directory"));
         assert!(host_path(&at("none/below", "")).unwrap().is_dir(), "made");
         assert!(host_path(&at("f", "")).unwrap().is_file(), "not checked");
     }

@@ -29,8 +29,11 @@ const PULL_REMOTE: Backoff = Backoff { first: Duration::from_secs(10), most: Dur
 /// The waiting reasons of a container whose image is missing: at the first attempt, and after it.
 pub(crate) const REASON_PULL: &str = "ErrImagePull";
 const REASON_PULL_AGAIN: &str = "ImagePullBackOff";
-/// The waiting reason of a container whose environment refers to something that does not exist.
-pub(crate) const REASON_ENVIRONMENT: &str = "CreateContainerConfigError";
+/// The waiting reason of a container whose volumes are not ready, or that has not been started yet.
+pub(crate) const REASON_CREATING: &str = "ContainerCreating";
+/// The waiting reason of a container whose environment refers to something that does not exist, or that would not meet
+/// its own requirements.
+pub(crate) const REASON_CONFIG: &str = "CreateContainerConfigError";
 /// The reason and the exit code of an attempt whose process could not be started (those of upstream's runtimes), and
 /// the waiting reason after it.
 const REASON_START_ERROR: &str = "StartError";
@@ -257,12 +260,13 @@ impl LocalPod {
         self.collect_not_before = Some(now + START.full(self.collect_failures));
     }
 
-    /// Makes containers whose environment could not be resolved retry at once. Returns whether there are any.
-    pub(crate) fn retry_environment(&mut self) -> bool {
+    /// Makes containers whose environment or volumes could not be made retry at once. Returns whether there are any.
+    pub(crate) fn retry_sources(&mut self) -> bool {
+        let may_need = |reason: &str| [REASON_CONFIG, REASON_CREATING].contains(&reason);
         let mut any = false;
         for container in self.containers.values_mut() {
-            if matches!(&container.now, ContainerPhase::Waiting { reason, .. } if reason == REASON_ENVIRONMENT)
-            {
+            let waits = matches!(&container.now, ContainerPhase::Waiting { reason, .. } if may_need(reason));
+            if waits && container.not_before.is_some() {
                 container.not_before = None;
                 any = true;
             }

@@ -20,13 +20,13 @@ use super::{
     devices,
     fields::NodeView,
     hooks::{Hook, LifecycleMoment},
-    local::{ContainerPhase, LocalPod, REASON_ENVIRONMENT, REASON_PULL, REASON_RUN},
+    local::{ContainerPhase, LocalPod, REASON_CONFIG, REASON_CREATING, REASON_PULL, REASON_RUN},
     plan, service_links,
     worker::Worker,
 };
 use crate::{
     job::{self, TransferError},
-    volumes::{self, VolumeSources},
+    volumes::{self, ContainerVolumeError, VolumeSources},
 };
 
 /// A start that takes longer than this is reported in the status before it has completed.
@@ -66,7 +66,16 @@ impl Worker {
         };
         let resolved = container::resolve(pod, spec, attempt, sources, &self.logs);
         let resolved = match resolved {
-            Ok(resolved) => self.with_volumes(pod, spec, local, resolved).await,
+            Ok(resolved) => match self.with_volumes(pod, spec, local, resolved).await {
+                Ok(resolved) => Ok(resolved),
+                Err(ContainerVolumeError::Config(why)) => Err(why),
+                Err(ContainerVolumeError::Setup(why)) => {
+                    self.events.warning(pod, "FailedMount", why.clone());
+                    let container = local.containers.entry(spec.name.clone()).or_default();
+                    container.start_failed(REASON_CREATING, why, Instant::now());
+                    return;
+                }
+            },
             Err(error) => Err(error.to_string()),
         };
         let resolved = match resolved {
@@ -101,7 +110,7 @@ impl Worker {
                     }
                 }
             }
-            Err(message) => Err((REASON_ENVIRONMENT, message)),
+            Err(message) => Err((REASON_CONFIG, message)),
         };
         let (reason, message) = match resolved {
             Err(waiting) => waiting,
@@ -209,24 +218,25 @@ impl Worker {
         spec: &Container,
         local: &LocalPod,
         mut container: ContainerSpec,
-    ) -> Result<ContainerSpec, String> {
+    ) -> Result<ContainerSpec, ContainerVolumeError> {
         let uses_none = spec.volume_mounts.as_ref().is_none_or(Vec::is_empty)
             && spec.volume_devices.as_ref().is_none_or(Vec::is_empty);
         if uses_none {
             return Ok(container);
         }
-        let volumes = self.volumes.clone().ok_or("this node does not support volumes")?;
+        let none = || "this node does not support volumes".to_owned();
+        let volumes = self.volumes.clone().ok_or_else(none)?;
         let (pod, spec, address) = (pod.clone(), spec.clone(), local.address);
         let (objects, environment) = (self.sources.clone(), container.env.clone());
         let (name, allocatable) = (self.node.clone(), self.allocatable.clone());
-        let tokens = self.tokens.of_pod(&pod).await?;
-        let claimed = self.claims.of_pod(&pod).await?;
+        let tokens = self.tokens.of_pod(&pod).await.map_err(ContainerVolumeError::Setup)?;
+        let claimed = self.claims.of_pod(&pod).await.map_err(ContainerVolumeError::Setup)?;
         let made = tokio::task::spawn_blocking(move || {
             let node = NodeView { name: &name, allocatable: &allocatable };
             let sources =
                 VolumeSources { objects: &objects, node, address, tokens: &tokens, claimed: &claimed };
             let mounts = volumes.mounts(&pod, &spec, &environment, &sources)?;
-            Ok::<_, String>((mounts, volumes.devices(&pod, &spec, &sources)?))
+            Ok::<_, ContainerVolumeError>((mounts, volumes.devices(&pod, &spec, &sources)?))
         });
         let (mounts, devices) = made.await.map_err(|error| error.to_string())??;
         container.process.mounts = mounts;

@@ -137,7 +137,7 @@ mod tests {
         };
         let volumes = Volumes::new("/none".into(), FlexDrivers::new("/none".into(), "n".into()), None);
         let container = &pod.spec.as_ref().unwrap().containers[0];
-        let mounts = volumes.mounts(&pod, container, &[], &sources)?;
+        let mounts = volumes.mounts(&pod, container, &[], &sources).map_err(|error| error.to_string())?;
         Ok((mounts.len(), volumes.devices(&pod, container, &sources)?))
     }
 

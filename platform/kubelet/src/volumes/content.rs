@@ -69,20 +69,20 @@ impl<'a> FileSource<'a> {
         match self {
             Self::ConfigMap { name, items, optional, mode } => {
                 let Some(map) = sources.objects.config_map(&namespace, name) else {
-                    return absent("configmap", &namespace, name, *optional);
+                    return absent("configmap", name, *optional);
                 };
                 let text =
                     map.data.iter().flatten().map(|(key, value)| (key.clone(), value.clone().into_bytes()));
                 let binary =
                     map.binary_data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone()));
-                chosen(text.chain(binary).collect(), *items, *optional, *mode)
+                chosen("config", text.chain(binary).collect(), *items, *optional, *mode)
             }
             Self::Secret { name, items, optional, mode } => {
                 let Some(secret) = sources.objects.secret(&namespace, name) else {
-                    return absent("secret", &namespace, name, *optional);
+                    return absent("secret", name, *optional);
                 };
                 let data = secret.data.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone()));
-                chosen(data.collect(), *items, *optional, *mode)
+                chosen("secret", data.collect(), *items, *optional, *mode)
             }
             Self::Downward { items, mode } => downward(items, *mode, pod, sources),
             Self::Projected(projected) => {
@@ -121,15 +121,16 @@ fn projection(
     one.files(pod, sources)
 }
 
-fn absent(kind: &str, namespace: &str, name: &str, optional: bool) -> Result<VolumeFiles, String> {
+fn absent(kind: &str, name: &str, optional: bool) -> Result<VolumeFiles, String> {
     match optional {
         true => Ok(VolumeFiles::new()),
-        false => Err(format!("{kind} {namespace}/{name} does not exist")),
+        false => Err(format!("{kind} {name:?} not found")),
     }
 }
 
-/// All keys, or the named ones.
+/// All keys, or the named ones. `kind`: upstream's word for them in messages.
 fn chosen(
+    kind: &str,
     data: std::collections::BTreeMap<String, Vec<u8>>,
     items: Option<&[KeyToPath]>,
     optional: bool,
@@ -146,7 +147,7 @@ fn chosen(
                 files.insert(item.path.clone(), file(content.clone(), item.mode.unwrap_or(mode)));
             }
             None if optional => {}
-            None => return Err(format!("there is no key {:?}", item.key)),
+            None => return Err(format!("references non-existent {kind} key: {}", item.key)),
         }
     }
     Ok(files)
@@ -223,10 +224,10 @@ mod tests {
     fn what_is_not_there_is_named_unless_it_is_optional() {
         let named =
             |optional: bool| json!({"name": "v", "configMap": {"name": "none", "optional": optional}});
-        assert!(files(named(false)).unwrap_err().contains("configmap ns/none"));
+        assert!(files(named(false)).unwrap_err().contains("configmap \"none\" not found"));
         assert_eq!(files(named(true)).unwrap(), []);
         let key = json!({"name": "v", "configMap": {"name": "map", "items": [{"key": "z", "path": "z"}]}});
-        assert!(files(key).unwrap_err().contains("\"z\""));
+        assert_eq!(files(key).unwrap_err(), "references non-existent config key: z");
     }
 
     #[test]

@@ -104,6 +104,12 @@ impl KubeletHarness {
         self.run_config(Config { devices: Some(devices), csi, ..config }, self.runtime.clone());
     }
 
+    /// Runs the node with a folder for volumes.
+    pub(crate) fn run_volumes(&self, folder: &Path) {
+        let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
+        self.run_config(Config { volumes: Some(folder.to_owned()), ..config }, self.runtime.clone());
+    }
+
     /// With a proxy that uses the pods as endpoints.
     pub(crate) fn run_serving(&self, endpoints: Arc<dyn ServedEndpoints>) {
         let config = Config::of_this_machine("n1", self.logs.clone(), "v0");

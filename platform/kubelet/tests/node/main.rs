@@ -8,7 +8,7 @@ use kube::{
 };
 use mayfly_api::k8s::api::{
     coordination::v1::Lease,
-    core::v1::{Node, Pod},
+    core::v1::{ConfigMap, Node, Pod},
 };
 use mayfly_runtime::{ContainerId, PodUid, Runtime as _, simulated::SimulatedRuntime};
 use serde_json::json;
@@ -143,6 +143,26 @@ async fn a_pod_with_a_forbidden_kernel_parameter_fails() {
     cluster.until("safe", "ready", |pod| is_true(pod, "Ready")).await;
     let uid = PodUid(pod.metadata.uid.unwrap());
     assert!(!cluster.runtime.sandboxes().contains(&uid), "nothing of it is made");
+}
+
+#[tokio::test]
+async fn a_volume_that_cannot_be_made_is_an_event_and_is_made_once_its_source_is_there() {
+    let cluster = KubeletHarness::stopped().await;
+    let folder = tempfile::tempdir().unwrap();
+    cluster.run_volumes(folder.path());
+    let spec = json!({
+        "volumes": [{"name": "v", "configMap": {"name": "settings"}}],
+        "containers": [{"name": "main", "image": "x", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]});
+    cluster.create("late", spec, json!({})).await;
+    let why = "MountVolume.SetUp failed for volume \"v\" : configmap \"settings\" not found";
+    assert_eq!(cluster.event("late", "FailedMount").await.message.as_deref(), Some(why));
+    let waiting = |pod: &Pod| state(pod)[0]["state"]["waiting"]["message"] == why;
+    let late = cluster.until("late", "waiting", waiting).await;
+    assert_eq!(state(&late)[0]["state"]["waiting"]["reason"], "ContainerCreating");
+    let maps: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), "default");
+    let map = json!({"metadata": {"name": "settings"}, "data": {"color": "blue"}});
+    maps.create(&PostParams::default(), &serde_json::from_value(map).unwrap()).await.unwrap();
+    cluster.until("late", "ready", |pod| is_true(pod, "Ready")).await;
 }
 
 #[tokio::test]
