@@ -195,6 +195,9 @@ impl OciHost {
         let (passwd, group) = self.accounts(&mounts, &image_user, spec).await?;
         let user = spec::user(&spec.process.security, &image_user, &passwd, &group)
             .map_err(RuntimeError::Invalid)?;
+        if let Some(why) = spec::non_root_refusal(spec, &user, &sandbox.title()) {
+            return Err(RuntimeError::ConfigRefused(why));
+        }
         let context = SpecContext {
             host: &sandbox.host,
             namespaces: self.layout.namespaces(&spec.id.pod),

@@ -32,6 +32,11 @@ impl Sandbox {
         PodUid(self.uid.clone())
     }
 
+    /// The pod as upstream names it in messages.
+    pub(crate) fn title(&self) -> String {
+        format!("{}_{}({})", self.name, self.namespace, self.uid)
+    }
+
     /// Whether its creation was completed.
     pub(crate) fn is_complete(&self) -> bool {
         !self.addresses.is_empty()

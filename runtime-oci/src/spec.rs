@@ -19,7 +19,7 @@ use oci_spec::{image::ImageConfiguration, runtime::Spec};
 use serde_json::{Value, json};
 
 pub(crate) use capabilities::{bounding_set, oom_score_min};
-pub(crate) use user::{ProcessUser, user};
+pub(crate) use user::{ProcessUser, non_root_refusal, user};
 use {crate::shared_memory, capabilities::capabilities, resources::resources};
 
 const MASKED_PATHS: [&str; 11] = [
@@ -74,9 +74,6 @@ pub(crate) fn build(
     context: &SpecContext<'_>,
 ) -> Result<Spec, String> {
     let security = &container.process.security;
-    if security.run_as_non_root && context.user.uid == 0 {
-        return Err("container has runAsNonRoot and its user is root".into());
-    }
     let value = json!({
         "ociVersion": "1.0.2",
         "process": process(container, image, context)?,
@@ -446,9 +443,19 @@ mod tests {
     #[test]
     fn root_is_rejected_with_run_as_non_root() {
         let mut spec = container();
+        let refusal = |spec: &ContainerSpec, uid: u32| {
+            let user = ProcessUser { uid, ..ProcessUser::default() };
+            non_root_refusal(spec, &user, "p_ns(u)")
+        };
+        assert_eq!(refusal(&spec, 0), None);
         spec.process.security.run_as_non_root = true;
-        let host = SandboxHost::default();
-        assert!(build(&spec, &image(), &context(&host)).unwrap_err().contains("runAsNonRoot"));
+        assert_eq!(refusal(&spec, 1), None);
+        let place = "(pod: \"p_ns(u)\", container: c)";
+        let expected = format!("container has runAsNonRoot and image will run as root {place}");
+        assert_eq!(refusal(&spec, 0), Some(expected));
+        spec.process.security.user = Some(0);
+        let expected = format!("container's runAsUser breaks non-root policy {place}");
+        assert_eq!(refusal(&spec, 0), Some(expected));
     }
 
     #[test]

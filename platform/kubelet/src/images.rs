@@ -114,7 +114,9 @@ async fn remove(
 fn refusal(error: RuntimeError) -> HttpRefusal {
     let code = match &error {
         RuntimeError::ImageMissing(_) | RuntimeError::NoSandbox(_) => StatusCode::NOT_FOUND,
-        RuntimeError::ImageName(_) | RuntimeError::Invalid(_) => StatusCode::BAD_REQUEST,
+        RuntimeError::ImageName(_) | RuntimeError::Invalid(_) | RuntimeError::ConfigRefused(_) => {
+            StatusCode::BAD_REQUEST
+        }
         RuntimeError::NoRoom(_) => StatusCode::INSUFFICIENT_STORAGE,
         RuntimeError::StartFailed(_) | RuntimeError::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
     };

@@ -311,6 +311,9 @@ pub enum RuntimeError {
     /// The image or component can never run here (`CreateContainerError`).
     #[error("{0}")]
     Invalid(String),
+    /// The container would not meet its own requirements, such as `runAsNonRoot` (`CreateContainerConfigError`).
+    #[error("{0}")]
+    ConfigRefused(String),
     /// The container was made, but its process cannot be started, for example because its program does not exist. The
     /// attempt has ended (`StartError`).
     #[error("{0}")]

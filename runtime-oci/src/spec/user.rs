@@ -1,6 +1,6 @@
 //! Resolves the user of a process from the pod and the image; pure functions.
 
-use mayfly_runtime::SecurityOptions;
+use mayfly_runtime::{ContainerSpec, SecurityOptions};
 
 /// The user of a process, with names resolved in the image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,6 +65,19 @@ pub(crate) fn user(
     groups.sort_unstable();
     groups.dedup();
     Ok(ProcessUser { uid, gid, groups })
+}
+
+/// Upstream's message for a container with `runAsNonRoot` that would run as root. `pod`: its title in messages.
+pub(crate) fn non_root_refusal(container: &ContainerSpec, user: &ProcessUser, pod: &str) -> Option<String> {
+    let security = &container.process.security;
+    if !security.run_as_non_root || user.uid != 0 {
+        return None;
+    }
+    let why = match security.user {
+        Some(_) => "container's runAsUser breaks non-root policy",
+        None => "container has runAsNonRoot and image will run as root",
+    };
+    Some(format!("{why} (pod: {pod:?}, container: {})", container.id.name))
 }
 
 #[cfg(test)]

@@ -374,6 +374,7 @@ fn waiting_reason(error: &RuntimeError) -> &'static str {
         RuntimeError::ImageName(_) => "InvalidImageName",
         RuntimeError::NoSandbox(_) => "ContainerCreating",
         RuntimeError::NoRoom(_) => "OutOfmemory",
+        RuntimeError::ConfigRefused(_) => REASON_CONFIG,
         // The runtime refuses this component.
         RuntimeError::Invalid(_) => "CreateContainerError",
         RuntimeError::StartFailed(_) | RuntimeError::Internal(_) => REASON_RUN,
