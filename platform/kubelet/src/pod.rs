@@ -13,6 +13,7 @@
 //!                       (gone: the API object is deleted with grace 0)
 //! ```
 
+mod admission;
 pub(crate) mod container;
 mod container_status;
 mod devices;

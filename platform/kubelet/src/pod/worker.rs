@@ -19,7 +19,7 @@ use mayfly_api::{
     resources::Amounts,
 };
 use mayfly_informer::{EnvObjects, EventRecorder, Informer, reconcile::Outcome};
-use mayfly_runtime::{NodeDevices, NodeGpus, PodUid, Runtime, logs::LogLayout};
+use mayfly_runtime::{NodeDevices, NodeGpus, PodUid, Runtime, RuntimeError, logs::LogLayout};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::{
@@ -28,12 +28,12 @@ use tokio::{
 };
 
 use super::{
-    container, devices,
+    admission, container, devices,
     dns::ClusterDnsServer,
     evicting::EVICTED,
     local::{Clocks, LocalPod},
     plan::{Step, plan},
-    status, sysctls,
+    status,
     withdrawal::ServedEndpoints,
 };
 use crate::{
@@ -127,9 +127,9 @@ impl Worker {
         if local.sandbox || local.ended.is_some() || is_over(pod) {
             return;
         }
-        if let Some(message) = sysctls::forbidden(pod, &self.allowed_unsafe_sysctls) {
-            local.ended = Some((sysctls::REASON_FORBIDDEN, format!("Pod was rejected: {message}")));
-            self.events.warning(pod, sysctls::REASON_FORBIDDEN, message);
+        if let Some((reason, message)) = admission::refusal(pod, &self.allowed_unsafe_sysctls) {
+            local.ended = Some((reason, format!("Pod was rejected: {message}")));
+            self.events.warning(pod, reason, message);
         }
     }
 
@@ -170,8 +170,12 @@ impl Worker {
         match step {
             Step::CreateSandbox => {
                 let reserved = local.address.filter(|_| !runtime.assigns_addresses());
-                let made =
-                    runtime.create_sandbox(container::sandbox(pod, reserved, self.cluster_dns.as_ref()));
+                let made = async {
+                    if let Some(why) = admission::sandbox_refusal(pod, runtime.images().is_some()) {
+                        return Err(RuntimeError::Invalid(why));
+                    }
+                    runtime.create_sandbox(container::sandbox(pod, reserved, self.cluster_dns.as_ref())).await
+                };
                 match self.unless_deleted(pod, made).await {
                     None => {}
                     Some(Ok(made)) => {
