@@ -204,7 +204,7 @@ impl Worker {
                 }
             }
             Step::End { reason, message } => {
-                self.events.warning(pod, reason, message.clone());
+                self.events.normal(pod, reason, message.clone());
                 local.ended = Some((reason, message));
             }
             Step::Kill(failure) => self.kill(&failure, pod, local, runtime).await,

@@ -234,6 +234,8 @@ async fn a_replaced_pod_is_another_pod() {
     cluster.until("web", "still ready", |pod| is_true(pod, "Ready")).await;
 }
 
+    let ended = cluster.event(pod.metadata.name.as_deref().unwrap(), "DeadlineExceeded").await;
+    assert_eq!(ended.type_.as_deref(), Some("Normal"), "as upstream");
 #[tokio::test]
 async fn a_node_takes_back_what_others_say_of_it() {
     let cluster = KubeletHarness::start().await;
