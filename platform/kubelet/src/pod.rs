@@ -16,6 +16,7 @@
 mod admission;
 pub(crate) mod container;
 mod container_status;
+mod definition;
 mod devices;
 pub(crate) mod dns;
 mod ending;

@@ -113,6 +113,8 @@ pub(crate) struct LocalContainer {
     pub(crate) queued: bool,
     /// The current attempt is ended because of a probe.
     pub(crate) killed_by_probe: bool,
+    /// The current attempt is ended because the container's definition changed.
+    pub(crate) is_replaced: bool,
     /// Ends in succession, which determine the pause before a restart.
     crashes: u32,
     /// Failed starts and pulls in succession, which determine the pause before another try.
@@ -160,6 +162,7 @@ impl Default for LocalContainer {
             image: None,
             queued: false,
             killed_by_probe: false,
+            is_replaced: false,
             crashes: 0,
             start_failures: 0,
             not_before: None,
@@ -423,6 +426,7 @@ impl LocalContainer {
         self.queued = false;
         self.probes = ProbeVerdicts::default();
         self.killed_by_probe = false;
+        self.is_replaced = false;
         let span = mayfly_api::duration::Span(pause);
         let (reason, message) = match self.last.as_ref().filter(|_| pause.is_zero()) {
             Some(exit) if exit.reason == REASON_START_ERROR => (REASON_RUN, exit.message.clone()),

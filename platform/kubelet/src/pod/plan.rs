@@ -8,7 +8,10 @@ use mayfly_api::k8s::{
 };
 use tokio::time::Instant;
 
-use super::local::{Clocks, ContainerPhase, Exit, LocalContainer, LocalPod};
+use super::{
+    definition,
+    local::{Clocks, ContainerPhase, Exit, LocalContainer, LocalPod},
+};
 use crate::job;
 
 /// The reason of a pod that was active for too long.
@@ -24,8 +27,8 @@ pub(crate) enum Step {
     Start(Box<Container>),
     /// Restart an ended container after a pause.
     Restart(String),
-    /// Kill a container that failed its liveness or startup probe, so that it is restarted.
-    Kill(Box<ProbeFailure>),
+    /// Kill a container that failed its liveness or startup probe, or has another definition, so that it is restarted.
+    Kill(Box<ContainerKill>),
     /// Stop the remaining containers within the grace period and remove the sandbox; the pod's phase is final.
     Finish {
         grace: Duration,
@@ -45,12 +48,14 @@ pub(crate) enum Step {
     Wait(Option<Duration>),
 }
 
-/// A container to kill because of a failed probe.
+/// A container to kill because of a failed probe, or because its definition changed.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ProbeFailure {
+pub(crate) struct ContainerKill {
     pub(crate) container: Container,
     pub(crate) message: String,
     pub(crate) grace: Duration,
+    /// Whether another attempt follows whatever the restart policy.
+    pub(crate) replaces: bool,
 }
 
 /// The condition under which ended containers are restarted.
@@ -99,10 +104,13 @@ pub(crate) fn completion(spec: &PodSpec, local: &LocalPod, container: &Container
     }
 }
 
-/// Whether an ended container is restarted. One that was killed by a probe is, whatever its exit code.
+/// Whether an ended container is restarted. One that was killed by a probe is, whatever its exit code; one with another
+/// definition is in any case.
 fn starts_again(spec: &PodSpec, container: &Container, known: &LocalContainer, exit: &Exit) -> bool {
     let policy = RestartPolicy::of(spec, container);
-    policy.restarts(exit.exit_code) || (known.killed_by_probe && policy != RestartPolicy::Never)
+    policy.restarts(exit.exit_code)
+        || known.is_replaced
+        || (known.killed_by_probe && policy != RestartPolicy::Never)
 }
 
 /// Whether an init container is a sidecar: it starts in the order of the init containers, and runs as long as the pod.
@@ -176,8 +184,8 @@ pub(crate) fn plan(pod: &Pod, local: &LocalPod, now: Clocks) -> Step {
             None => Step::CreateSandbox,
         };
     }
-    if let Some(failure) = probe_failure(spec, local) {
-        return Step::Kill(Box::new(failure));
+    if let Some(kill) = definition::changed(spec, local).or_else(|| probe_failure(spec, local)) {
+        return Step::Kill(Box::new(kill));
     }
     match next_container(spec, local, now) {
         Step::Wait(rest) => Step::Wait(rest.into_iter().chain(left).min()),
@@ -227,7 +235,7 @@ fn seconds(value: Option<i64>) -> Option<Duration> {
 }
 
 /// A running container whose liveness or startup probe failed.
-fn probe_failure(spec: &PodSpec, local: &LocalPod) -> Option<ProbeFailure> {
+fn probe_failure(spec: &PodSpec, local: &LocalPod) -> Option<ContainerKill> {
     probed_containers(spec).find_map(|container| {
         let known = local.container(&container.name);
         if !matches!(known.now, ContainerPhase::Running { .. }) {
@@ -241,10 +249,11 @@ fn probe_failure(spec: &PodSpec, local: &LocalPod) -> Option<ProbeFailure> {
         let own = seconds(probe.as_ref()?.termination_grace_period_seconds);
         let restarts = RestartPolicy::of(spec, container) != RestartPolicy::Never;
         let then = if restarts { ", will be restarted" } else { "" };
-        Some(ProbeFailure {
+        Some(ContainerKill {
             message: format!("Container {} failed {word} probe{then}", container.name),
             grace: own.unwrap_or_else(|| grace_of(spec)),
             container: container.clone(),
+            replaces: false,
         })
     })
 }

@@ -45,8 +45,12 @@ impl Worker {
         local: &mut LocalPod,
         runtime: &dyn Runtime,
     ) -> bool {
-        let Some(images) = runtime.images() else { return true };
         let image = spec.image.as_deref().unwrap_or_default();
+        let Some(images) = runtime.images() else {
+            let used = UsedImage { reference: image.to_owned(), id: image.to_owned() };
+            local.containers.entry(spec.name.clone()).or_default().image = Some(used);
+            return true;
+        };
         let present = match images.find(image).await {
             Ok(present) => present,
             Err(error) => {

@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     hooks::{Hook, LifecycleMoment, container_named},
     local::LocalPod,
-    plan::{ProbeFailure, grace, sidecars},
+    plan::{ContainerKill, grace, sidecars},
     worker::Worker,
 };
 
@@ -164,15 +164,15 @@ impl Worker {
         self.events.warning(pod, "FailedPreStopHook", format!("PreStopHook failed: {why}"));
     }
 
-    /// Stops a container that failed a probe; its restart policy decides whether it is restarted.
+    /// Stops a container that failed a probe or has another definition; its restart policy decides whether it is restarted.
     pub(super) async fn kill(
         &self,
-        failure: &ProbeFailure,
+        failure: &ContainerKill,
         pod: &Pod,
         local: &mut LocalPod,
         runtime: &Arc<dyn Runtime>,
     ) {
-        let ProbeFailure { container, message, grace } = failure;
+        let ContainerKill { container, message, grace, replaces } = failure;
         self.events.normal(pod, "Killing", message.clone());
         let attempt = local.container(&container.name).attempt;
         let id = ContainerId { pod: local.uid.clone(), name: container.name.clone(), attempt };
@@ -185,9 +185,9 @@ impl Worker {
         let known = local.containers.entry(container.name.clone()).or_default();
         match stopped {
             None => {}
-            Some(Ok(())) => known.killed_by_probe = true,
+            Some(Ok(())) => (known.killed_by_probe, known.is_replaced) = (!replaces, *replaces),
             Some(Err(error)) => {
-                tracing::warn!(container = %id, %error, "could not end a container that failed a probe");
+                tracing::warn!(container = %id, %error, "could not end a container that is to be restarted");
                 // The container is probed again, and stopped when it fails again.
                 known.probes = Default::default();
                 self.probes.restart(&local.uid, &container.name);

@@ -166,6 +166,24 @@ async fn a_volume_that_cannot_be_made_is_an_event_and_is_made_once_its_source_is
 }
 
 #[tokio::test]
+async fn a_container_is_replaced_when_its_image_changes() {
+    let cluster = KubeletHarness::start().await;
+    cluster.create("web", json!({"restartPolicy": "Never"}), json!({})).await;
+    cluster.until("web", "ready", |pod| is_true(pod, "Ready")).await;
+    let image = json!({"spec": {"containers": [{"name": "main", "image": "y"}]}});
+    cluster.pods().patch("web", &PatchParams::default(), &Patch::Strategic(image)).await.unwrap();
+    let has_new = |pod: &Pod| state(pod)[0]["image"] == "y" && is_true(pod, "Ready");
+    let pod = cluster.until("web", "replaced", has_new).await;
+    assert_eq!(
+        (state(&pod)[0]["restartCount"].as_i64(), state(&pod)[0]["imageID"].as_str()),
+        (Some(1), Some("y"))
+    );
+    let killing = cluster.event("web", "Killing").await;
+    let expected = "Container main definition changed, will be restarted";
+    assert_eq!(killing.message.as_deref(), Some(expected));
+}
+
+#[tokio::test]
 async fn init_containers_run_first_and_one_after_the_other() {
     let cluster = KubeletHarness::start().await;
     let init = json!({"initContainers": [{"name": "one", "image": "x"}, {"name": "two", "image": "x"}]});
@@ -216,6 +234,8 @@ async fn a_deadline_ends_a_pod() {
     cluster.create("late", json!({"activeDeadlineSeconds": 1}), json!({})).await;
     let pod = cluster.until("late", "over", |pod| phase(pod) == "Failed").await;
     assert_eq!(pod.status.unwrap().reason.as_deref(), Some("DeadlineExceeded"));
+    let ended = cluster.event(pod.metadata.name.as_deref().unwrap(), "DeadlineExceeded").await;
+    assert_eq!(ended.type_.as_deref(), Some("Normal"), "as upstream");
 }
 
 #[tokio::test]
@@ -234,8 +254,6 @@ async fn a_replaced_pod_is_another_pod() {
     cluster.until("web", "still ready", |pod| is_true(pod, "Ready")).await;
 }
 
-    let ended = cluster.event(pod.metadata.name.as_deref().unwrap(), "DeadlineExceeded").await;
-    assert_eq!(ended.type_.as_deref(), Some("Normal"), "as upstream");
 #[tokio::test]
 async fn a_node_takes_back_what_others_say_of_it() {
     let cluster = KubeletHarness::start().await;
