@@ -20,6 +20,7 @@ pub mod gpu_placement;
 pub mod invocation;
 pub mod job_io;
 pub mod job_queue;
+pub mod labels;
 pub mod names;
 pub mod node_fit;
 pub mod quantity;

@@ -127,6 +127,23 @@ mod tests {
                 "unable to parse requirement: values[0]: Invalid value: \"x\": for 'Gt', 'Lt' operators, the value must \
                  be an integer",
             ),
+            (
+                "-a",
+                "unable to parse requirement: <nil>: Invalid value: \"-a\": name part must consist of alphanumeric \
+                 characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or \
+                 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')",
+            ),
+            (
+                "/a=b",
+                "unable to parse requirement: <nil>: Invalid value: \"/a\": prefix part must be non-empty",
+            ),
+            (
+                "a in (c, b/b)",
+                "unable to parse requirement: values[0][a]: Invalid value: \"b/b\": a valid label must be an empty string \
+                 or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric \
+                 character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is \
+                 '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')",
+            ),
         ] {
             assert_eq!(Selector::parse(bad).unwrap_err().to_string(), why, "{bad}");
         }

@@ -2,9 +2,14 @@
 //! upstream's (`apiserver/pkg/registry/rest`, `apimachinery/pkg/api/validation`).
 
 use jiff::Timestamp;
-use mayfly_api::validation::{FieldError, FieldErrorKind};
+use mayfly_api::{
+    labels,
+    validation::{FieldError, FieldErrorKind},
+};
 use rand::RngExt;
 use serde_json::{Map, Value};
+
+pub(crate) use mayfly_api::labels::{label_value, qualified_name};
 
 use crate::{object::Object, registry::Kind, status::ApiError};
 
@@ -291,6 +296,10 @@ fn owner_errors(new: &Object, errors: &mut Vec<FieldError>) {
                 errors.push(FieldError::invalid(path, "\"\"", format!("{what} must not be empty")));
             }
         }
+        if owner["apiVersion"] == "v1" && owner["kind"] == "Event" {
+            let detail = "/v1, Kind=Event is disallowed from being an owner";
+            errors.push(FieldError::invalid("metadata.ownerReferences", go_owner(owner), detail));
+        }
         if owner["controller"] == true {
             controllers.push(owner);
         }
@@ -310,88 +319,31 @@ fn owner_errors(new: &Object, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// Owner references as Go prints the structs; addresses stand for the pointers.
+/// Owner references as Go prints the structs.
 fn go_owners(owners: &[Value]) -> String {
-    let shown: Vec<_> = owners
-        .iter()
-        .map(|owner| {
-            let text = |field: &str| format!("{:?}", owner[field].as_str().unwrap_or(""));
-            let flag = |field: &str| if owner[field].is_boolean() { "0xc000000000" } else { "nil" };
-            format!(
-                "v1.OwnerReference{{APIVersion:{}, Kind:{}, Name:{}, UID:{}, Controller:(*bool)({}), \
-                 BlockOwnerDeletion:(*bool)({})}}",
-                text("apiVersion"),
-                text("kind"),
-                text("name"),
-                text("uid"),
-                flag("controller"),
-                flag("blockOwnerDeletion")
-            )
-        })
-        .collect();
-    format!("[]v1.OwnerReference{{{}}}", shown.join(", "))
+    format!("[]v1.OwnerReference{{{}}}", owners.iter().map(go_owner).collect::<Vec<_>>().join(", "))
 }
 
-/// The errors about a qualified name. An empty name part has two, as upstream.
+/// One reference; addresses stand for the pointers.
+fn go_owner(owner: &Value) -> String {
+    let text = |field: &str| format!("{:?}", owner[field].as_str().unwrap_or(""));
+    let flag = |field: &str| if owner[field].is_boolean() { "0xc000000000" } else { "nil" };
+    format!(
+        "v1.OwnerReference{{APIVersion:{}, Kind:{}, Name:{}, UID:{}, Controller:(*bool)({}), \
+         BlockOwnerDeletion:(*bool)({})}}",
+        text("apiVersion"),
+        text("kind"),
+        text("name"),
+        text("uid"),
+        flag("controller"),
+        flag("blockOwnerDeletion")
+    )
+}
+
+/// Adds the errors about a qualified name.
 pub(crate) fn qualified_name_errors(text: &str, path: &str, errors: &mut Vec<FieldError>) {
-    let Err(why) = qualified_name(text) else { return };
-    let is_empty = why == EMPTY_NAME_PART;
-    errors.push(FieldError::invalid(path, format!("{text:?}"), why));
-    if is_empty {
-        let detail = format!("name part {NAME_PART_FORM}");
-        errors.push(FieldError::invalid(path, format!("{text:?}"), detail));
-    }
-}
-
-const EMPTY_NAME_PART: &str = "name part must be non-empty";
-const NAME_PART_FORM: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
-                              alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \
-                              validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
-
-/// `name` or `prefix/name` (upstream's `IsQualifiedName`).
-pub(crate) fn qualified_name(text: &str) -> Result<(), String> {
-    let (prefix, name) = match text.split('/').collect::<Vec<_>>().as_slice() {
-        [name] => (None, *name),
-        [prefix, name] => (Some(*prefix), *name),
-        _ => {
-            return Err(format!(
-                "a qualified name {NAME_PART_FORM} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
-            ));
-        }
-    };
-    if prefix == Some("") {
-        return Err("prefix part must be non-empty".into());
-    }
-    if let Some(prefix) = prefix {
-        mayfly_api::names::dns_subdomain(prefix).map_err(|why| format!("prefix part {why}"))?;
-    }
-    match name {
-        "" => Err(EMPTY_NAME_PART.into()),
-        _ if name.len() > 63 => Err("name part must be no more than 63 characters".into()),
-        _ if is_name_part(name) => Ok(()),
-        _ => Err(format!("name part {NAME_PART_FORM}")),
-    }
-}
-
-pub(crate) fn label_value(text: &str) -> Result<(), String> {
-    if text.len() > 63 {
-        return Err("must be no more than 63 characters".into());
-    }
-    if is_name_part(text) {
-        return Ok(());
-    }
-    Err("a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must \
-         start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used \
-         for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
-        .into())
-}
-
-/// Whether a text has at most 63 of `[-_.A-Za-z0-9]`, alphanumeric at both ends; it may be empty.
-fn is_name_part(text: &str) -> bool {
-    let ends = [text.bytes().next(), text.bytes().last()];
-    text.len() <= 63
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-        && ends.iter().flatten().all(u8::is_ascii_alphanumeric)
+    let found = labels::qualified_name_errors(text).into_iter();
+    errors.extend(found.map(|why| FieldError::invalid(path, format!("{text:?}"), why)));
 }
 
 #[cfg(test)]
@@ -405,15 +357,5 @@ mod tests {
         assert!(name.starts_with("web-") && name.len() == 9, "{name}");
         assert_eq!(generate_name(&"a".repeat(100)).unwrap().len(), GENERATED_NAME_BYTES_MAX);
         assert_ne!(generate_name("x-"), generate_name("x-"));
-    }
-
-    #[test]
-    fn qualified_names() {
-        for good in ["a", "A_b.c-d", "mayfly.dev/function", "kubernetes.io/metadata.name"] {
-            assert_eq!(qualified_name(good), Ok(()), "{good}");
-        }
-        for bad in ["", "/a", "a/", "a/b/c", "-a", "a_", "A.com/x", "a b"] {
-            assert!(qualified_name(bad).is_err(), "{bad}");
-        }
     }
 }

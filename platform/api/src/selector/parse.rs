@@ -1,6 +1,7 @@
 //! The query-string form of label selectors: tokens and grammar are upstream's, and so are the messages.
 
 use super::{InvalidSelector, Requirement};
+use crate::labels;
 
 const OPERATORS: &str = "in, notin, =, ==, !=, gt, lt";
 const SYMBOLS: [&str; 9] = ["==", "!=", ")", ",", "!", "=", ">", "<", "("];
@@ -106,10 +107,22 @@ impl<'a> Parser<'a> {
             return Ok(Requirement::Exists(key));
         }
         match self.take() {
-            Token::Word("in") => Ok(Requirement::In(key, self.values()?)),
-            Token::Word("notin") => Ok(Requirement::NotIn(key, self.values()?)),
-            Token::Symbol("=" | "==") => Ok(Requirement::In(key, vec![self.value()?])),
-            Token::Symbol("!=") => Ok(Requirement::NotIn(key, vec![self.value()?])),
+            Token::Word("in") => {
+                let values = checked_values(&key, self.values()?)?;
+                Ok(Requirement::In(key, values))
+            }
+            Token::Word("notin") => {
+                let values = checked_values(&key, self.values()?)?;
+                Ok(Requirement::NotIn(key, values))
+            }
+            Token::Symbol("=" | "==") => {
+                let values = checked_values(&key, vec![self.value()?])?;
+                Ok(Requirement::In(key, values))
+            }
+            Token::Symbol("!=") => {
+                let values = checked_values(&key, vec![self.value()?])?;
+                Ok(Requirement::NotIn(key, values))
+            }
             Token::Symbol(">") => Ok(Requirement::GreaterThan(key, self.number()?)),
             Token::Symbol("<") => Ok(Requirement::LessThan(key, self.number()?)),
             other => Err(error(format!("found '{}', expected: {OPERATORS}", other.text()))),
@@ -179,13 +192,25 @@ impl<'a> Parser<'a> {
 }
 
 fn checked_key(key: &str) -> Result<String, InvalidSelector> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/');
-    match key.chars().all(allowed) {
+    let errors = labels::qualified_name_errors(key);
+    match errors.is_empty() {
         true => Ok(key.to_owned()),
-        false => Err(error(format!(
-            "<nil>: Invalid value: {key:?}: name part must consist of alphanumeric characters, '-', '_' or '.', and must \
-             start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \
-             validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
-        ))),
+        false => Err(error(format!("<nil>: Invalid value: {key:?}: {}", errors.join("; ")))),
+    }
+}
+
+/// Checks the values of a requirement. Every violation is in the message.
+fn checked_values(key: &str, mut values: Vec<String>) -> Result<Vec<String>, InvalidSelector> {
+    // A set upstream: the positions in messages are those of the sorted values.
+    values.sort();
+    values.dedup();
+    let wrong = values.iter().enumerate().filter_map(|(at, value)| {
+        let why = labels::label_value(value).err()?;
+        Some(format!("values[{at}][{key}]: Invalid value: {value:?}: {why}"))
+    });
+    match wrong.collect::<Vec<_>>().as_slice() {
+        [] => Ok(values),
+        [one] => Err(error(one.as_str())),
+        several => Err(error(format!("[{}]", several.join(", ")))),
     }
 }
