@@ -5,6 +5,25 @@ use serde_json::{Map, Value};
 /// The fields of every object beside its schema.
 const OWN_FIELDS: [&str; 3] = ["apiVersion", "kind", "metadata"];
 
+/// The fields of `metadata`.
+const METADATA_FIELDS: [&str; 15] = [
+    "annotations",
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generateName",
+    "generation",
+    "labels",
+    "managedFields",
+    "name",
+    "namespace",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
+
 fn flag(schema: &Value, name: &str) -> bool {
     schema.get(name).is_some_and(|value| *value == true)
 }
@@ -41,6 +60,10 @@ fn fields(
         || (schema.get("type").is_none() && flag(schema, "x-kubernetes-int-or-string"));
     map.retain(|name, value| {
         if is_resource && OWN_FIELDS.contains(&name.as_str()) {
+            // The metadata of the object itself is checked by its type.
+            if name == "metadata" && !path.is_empty() {
+                metadata(value, &format!("{path}.metadata"), unknown);
+            }
             return true;
         }
         let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
@@ -55,6 +78,18 @@ fn fields(
             }
         }
         true
+    });
+}
+
+/// Removes the fields that metadata of embedded objects does not have.
+fn metadata(value: &mut Value, path: &str, unknown: &mut Vec<String>) {
+    let Value::Object(map) = value else { return };
+    map.retain(|name, _| {
+        let is_known = METADATA_FIELDS.contains(&name.as_str());
+        if !is_known {
+            unknown.push(format!("{path}.{name}"));
+        }
+        is_known
     });
 }
 
@@ -107,18 +142,26 @@ mod tests {
                 "pod": {"type": "object", "x-kubernetes-embedded-resource": true}}}}});
         let mut object = json!({"apiVersion": "x/v1", "kind": "X", "metadata": {"name": "n"}, "other": 1,
             "spec": {"size": 1, "sise": 2, "open": {"any": 1, "closed": {"b": 1}}, "list": [{"a": "x", "b": 1}],
-                     "map": {"k": {"v": 1}}, "pod": {"apiVersion": "v1", "kind": "Pod", "spec": {}}}});
+                     "map": {"k": {"v": 1}}, "pod": {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "nome": 1}, "spec": {}}}});
         let mut unknown = Vec::new();
         prune_object(&schema, object.as_object_mut().unwrap(), &mut unknown);
         unknown.sort();
         assert_eq!(
             unknown,
-            ["other", "spec.list[0].b", "spec.map.k.v", "spec.open.closed.b", "spec.pod.spec", "spec.sise"]
+            [
+                "other",
+                "spec.list[0].b",
+                "spec.map.k.v",
+                "spec.open.closed.b",
+                "spec.pod.metadata.nome",
+                "spec.pod.spec",
+                "spec.sise"
+            ]
         );
         assert_eq!(
             object["spec"],
             json!({"size": 1, "open": {"any": 1, "closed": {}}, "list": [{"a": "x"}], "map": {"k": {}},
-                   "pod": {"apiVersion": "v1", "kind": "Pod"}})
+                   "pod": {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}})
         );
     }
 
