@@ -62,6 +62,7 @@ pub(crate) use self::{
         is_empty_selector as rules_is_empty_selector, list_items as rules_items, not_supported,
         selects as rules_selects,
     },
+    signing_rules::set_condition_times,
     subresource::Subresource,
 };
 

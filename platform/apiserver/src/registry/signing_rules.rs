@@ -2,6 +2,7 @@
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use mayfly_api::{names, validation::FieldError};
+use serde_json::{Map, Value};
 
 use super::{go_values::go_bytes, rules};
 use crate::object::Object;
@@ -63,6 +64,28 @@ pub(super) fn validate(new: &Object) -> Vec<FieldError> {
     errors
 }
 
+/// Sets the times that new conditions lack (upstream's `populateConditionTimestamps`). `now`: as metadata has it.
+pub(crate) fn set_condition_times(new: &mut Object, old: &Object, now: &Value) {
+    let before = rules::get(old, &["status", "conditions"]).clone();
+    let conditions = new.map_mut("status").get_mut("conditions").and_then(Value::as_array_mut);
+    for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
+        let is_absent = |condition: &Map<String, Value>, field: &str| {
+            condition.get(field).is_none_or(|time| time.is_null() || time == "")
+        };
+        if is_absent(condition, "lastUpdateTime") {
+            condition.insert("lastUpdateTime".into(), now.clone());
+        }
+        if is_absent(condition, "lastTransitionTime") {
+            let same = rules::list_items(&before).find(|old| {
+                let is_same = |field: &str| condition.get(field) == old.get(field);
+                is_same("type") && is_same("status")
+            });
+            let since = same.map(|old| &old["lastTransitionTime"]).filter(|time| time.is_string());
+            condition.insert("lastTransitionTime".into(), since.unwrap_or(now).clone());
+        }
+    }
+}
+
 /// `example.com/name` (upstream's `ValidateSignerName`).
 fn signer_name(name: &str, errors: &mut Vec<FieldError>) {
     const PATH: &str = "spec.signerName";
@@ -100,7 +123,7 @@ fn signer_name(name: &str, errors: &mut Vec<FieldError>) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -144,5 +167,23 @@ mod tests {
         assert!(told(json!({"usages": ["fly"]}))[0].starts_with(
             "spec.usages[0]: Unsupported value: \"fly\": supported values: \"any\", \"cert sign\","
         ));
+    }
+
+    #[test]
+    fn conditions_get_times() {
+        let object = |conditions: Value| {
+            Object(json!({"status": {"conditions": conditions}}).as_object().unwrap().clone())
+        };
+        let old = object(json!([{"type": "Approved", "status": "True", "lastTransitionTime": "a"}]));
+        let mut new = object(json!([
+            {"type": "Approved", "status": "True", "lastUpdateTime": "b", "lastTransitionTime": null},
+            {"type": "Failed", "status": "True"},
+        ]));
+        set_condition_times(&mut new, &old, &json!("now"));
+        let expected = object(json!([
+            {"type": "Approved", "status": "True", "lastUpdateTime": "b", "lastTransitionTime": "a"},
+            {"type": "Failed", "status": "True", "lastUpdateTime": "now", "lastTransitionTime": "now"},
+        ]));
+        assert_eq!(new.0, expected.0);
     }
 }

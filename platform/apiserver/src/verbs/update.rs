@@ -10,7 +10,7 @@ use crate::{
     admission::{AdmissionAttributes, AdmissionOperation},
     custom, managed, meta,
     object::{Object, map_at},
-    registry::Kind,
+    registry::{Kind, Subresource, set_condition_times},
     schema::wire::canonicalise,
     server::ServerState,
     status::ApiError,
@@ -152,6 +152,9 @@ impl ServerState {
                 allocated?;
             }
             prepare(kind, part, &mut new, &current)?;
+            if part == Part::Status && kind.has(Subresource::Approval) {
+                set_condition_times(&mut new, &current, &meta::timestamp(request.now));
+            }
             let definitions = self.definitions_for(kind).await;
             if definitions.is_some() && part == Part::Main {
                 custom::complete(&mut new, false);
