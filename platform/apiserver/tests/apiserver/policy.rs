@@ -182,7 +182,13 @@ async fn health_checks_are_listed() {
     assert_eq!(text("/livez?verbose").await.1, json!("[+]ping ok\n[+]store ok\nlivez check passed\n"));
     assert_eq!(
         text("/readyz?verbose&exclude=store").await.1,
-        json!("[+]ping ok\n[+]shutdown ok\nreadyz check passed\n")
+        json!("[+]ping ok\n[+]store excluded: ok\n[+]shutdown ok\nreadyz check passed\n")
+    );
+    assert_eq!(
+        text("/livez?verbose&exclude=etcd&exclude=a").await.1,
+        json!(
+            "[+]ping ok\n[+]store ok\nwarn: some health checks cannot be excluded: no matches for \"a\",\"etcd\"\nlivez check passed\n"
+        )
     );
     assert_eq!(text("/readyz/store").await, (StatusCode::OK, json!("ok")));
     fixture.server.shut_down();
