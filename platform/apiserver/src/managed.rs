@@ -4,6 +4,7 @@
 //! `merge.Updater`. An object is tracked once a client creates it with a `fieldManager` (as kubectl does) or applies
 //! it. Before that no owners are computed; at the first apply the earlier fields belong to `before-first-apply`.
 
+mod declared;
 mod set;
 mod typed;
 
@@ -356,6 +357,24 @@ pub(crate) fn apply(
         map_at(object.meta_mut(), "annotations").insert(ANNOTATION_LAST_APPLIED.into(), config.into());
     }
     Ok(object)
+}
+
+/// Refuses a configuration with undeclared fields, at `unknown`, or with repeated items of a list. As upstream, this is
+/// a server error, and independent of the field validation.
+pub(crate) fn check_declared(kind: &Kind, applied: &Object, unknown: &[String]) -> Result<(), ApiError> {
+    let value = Value::Object(applied.0.clone());
+    let errors = declared::errors(shape(kind), &value, unknown);
+    let why = match errors.as_slice() {
+        [] => return Ok(()),
+        [one] => one.clone(),
+        several => format!("errors:\n  {}", several.join("\n  ")),
+    };
+    let (namespace, name) = (applied.meta_str("namespace"), applied.name());
+    let group_version = kind.api_version();
+    Err(ApiError::without_reason(format!(
+        "failed to create typed patch object ({namespace}/{name}; {group_version}, Kind={}): {why}",
+        kind.kind
+    )))
 }
 
 /// Takes the fields that an apply changes from their other owners. Returns the conflicts: manager and field.

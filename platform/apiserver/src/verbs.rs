@@ -11,6 +11,7 @@ mod watch;
 
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use http::{HeaderMap, header};
 use jiff::Timestamp;
 use mayfly_api::validation::FieldError;
@@ -148,12 +149,16 @@ pub(crate) fn validate_schema(
     validation: FieldValidation,
     refuse: impl Fn(String) -> ApiError,
 ) -> Result<Vec<String>, ApiError> {
+    let order = match duplicates.is_empty() || kind.custom {
+        true => HashMap::new(),
+        false => document_order(&object.0),
+    };
     let mut found = normalise(kind, &mut object.0);
     if kind.definition.is_some() {
         found.unknown.sort();
     }
     let mut errors = std::mem::take(&mut found.invalid);
-    let (warnings, missing) = check_findings(found, duplicates, validation, &refuse)?;
+    let (warnings, missing) = check_findings(found, duplicates, &order, validation, &refuse)?;
     if kind.custom {
         errors.extend(missing.iter().map(|path| FieldError::required(path, kind.remedy(path))));
     }
@@ -204,18 +209,29 @@ fn cannot_be_handled(kind: &Kind, why: &str) -> ApiError {
 }
 
 /// Converts findings, by the field validation, to an error, or to warnings and the missing fields.
+///
+/// `order`: the positions of the fields of a built-in kind, if some are repeated. Go reports its findings in the order of
+/// the document then, and unknown fields as a whole and once; those of custom kinds come after the repeated ones.
 fn check_findings(
     found: Findings,
     duplicates: Vec<String>,
+    order: &HashMap<String, usize>,
     validation: FieldValidation,
     refuse: impl Fn(String) -> ApiError,
 ) -> Result<(Vec<String>, Vec<String>), ApiError> {
     if let Some(why) = found.wrong {
         return Err(refuse(why));
     }
+    let is_below = |path: &str, unknown: &str| {
+        path.strip_prefix(unknown).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    let is_unknown = |path: &str| found.unknown.iter().any(|unknown| is_below(path, unknown));
+    let repeated = duplicates.iter().filter(|path| order.is_empty() || !is_unknown(path));
+    let mut findings: Vec<_> = repeated.map(|path| ("duplicate", path)).collect();
+    findings.extend(found.unknown.iter().map(|path| ("unknown", path)));
+    findings.sort_by_key(|(_, path)| order.get(*path));
     let mut warnings: Vec<String> =
-        duplicates.into_iter().map(|path| format!("duplicate field {path:?}")).collect();
-    warnings.extend(found.unknown.into_iter().map(|path| format!("unknown field {path:?}")));
+        findings.into_iter().map(|(what, path)| format!("{what} field {path:?}")).collect();
     if !warnings.is_empty() && validation == FieldValidation::Strict {
         return Err(refuse(format!("strict decoding error: {}", warnings.join(", "))));
     }
@@ -223,6 +239,30 @@ fn check_findings(
         warnings.clear();
     }
     Ok((warnings, found.missing))
+}
+
+/// The position of each field in a document, by its path (`spec.containers[0].image`).
+fn document_order(object: &serde_json::Map<String, serde_json::Value>) -> HashMap<String, usize> {
+    fn walk(value: &serde_json::Value, path: &str, order: &mut HashMap<String, usize>) {
+        match value {
+            serde_json::Value::Object(map) => {
+                for (name, value) in map {
+                    let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                    order.insert(path.clone(), order.len());
+                    walk(value, &path, order);
+                }
+            }
+            serde_json::Value::Array(list) => {
+                for (at, value) in list.iter().enumerate() {
+                    walk(value, &format!("{path}[{at}]"), order);
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut order = HashMap::new();
+    walk(&serde_json::Value::Object(object.clone()), "", &mut order);
+    order
 }
 
 /// The message about a body of another type. A type that upstream's scheme does not have is named as there.

@@ -183,7 +183,8 @@ fn canonical(step: &str) -> Option<String> {
     }
 }
 
-fn readable(step: &str) -> String {
+/// A step as part of a readable path: `.name`, `[key="x"]`.
+pub(super) fn readable(step: &str) -> String {
     let (kind, rest) = step.split_once(':').unwrap_or(("f", step));
     match kind {
         "k" => match serde_json::from_str::<Map<String, Value>>(rest) {

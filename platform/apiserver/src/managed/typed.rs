@@ -23,7 +23,7 @@ pub(crate) struct Shape<'a> {
 }
 
 /// The identification of the parts of a value.
-enum Form<'a> {
+pub(super) enum Form<'a> {
     /// The value has one owner as a whole.
     Leaf,
     Fields,
@@ -46,7 +46,7 @@ impl Shape<'static> {
         self.below(Some(field.node), Some(&field.merge))
     }
 
-    fn form(self, value: &Value) -> Form<'static> {
+    pub(super) fn form(self, value: &Value) -> Form<'static> {
         let Some(node) = self.node.map(|id| schemas().node(id)) else { return Form::Leaf };
         match (node, value) {
             (Node::Struct(shape), Value::Object(_)) if shape.atomic => Form::Leaf,
@@ -65,8 +65,16 @@ impl Shape<'static> {
         }
     }
 
+    /// The shape of the items of a list.
+    pub(super) fn item(self) -> Self {
+        match self.node.map(|id| schemas().node(id)) {
+            Some(Node::List(items)) => self.below(Some(*items), None),
+            _ => self.below(None, None),
+        }
+    }
+
     /// The shape of a field, and whether it is a named one of a struct.
-    fn field(self, name: &str) -> (Self, bool) {
+    pub(super) fn field(self, name: &str) -> (Self, bool) {
         let unknown = (self.below(None, None), false);
         let Some(id) = self.node else { return unknown };
         match schemas().node(id) {
@@ -79,7 +87,7 @@ impl Shape<'static> {
 }
 
 /// The step of a list's item, by its keys.
-fn keys_of(item: &Value, keys: &[Box<str>]) -> String {
+pub(super) fn keys_of(item: &Value, keys: &[Box<str>]) -> String {
     let mut found = Map::new();
     for key in keys {
         let default =

@@ -1,5 +1,6 @@
 //! Server-side apply: a patch with exactly the fields that its manager owns.
 
+use hashbrown::HashMap;
 use mayfly_api::validation::FieldError;
 
 use super::{ObjectUpdate, Part, WriteOutcome, WriteRequest, key, set_type, validate_schema};
@@ -72,13 +73,20 @@ impl ServerState {
             return Err(ApiError::bad_request("metadata.managedFields must be nil"));
         }
         let found = normalise(kind, &mut object.0);
+        // Fields that Mayfly's own kinds do not have are reported by the field validation, like those of other writes.
+        if !kind.custom || kind.definition.is_some() {
+            let mut named = Object(object.0.clone());
+            meta::set_name_and_namespace(&mut named, kind, &request.namespace, Some(name))?;
+            managed::check_declared(kind, &named, &found.unknown)?;
+        }
         let cannot = |why: String| {
             let (kind, version) = (kind.kind, kind.version);
             ApiError::bad_request(format!(
                 "{kind} in version {version:?} cannot be handled as a {kind}: {why}"
             ))
         };
-        let warnings = super::check_findings(found, body.duplicates, request.validation, cannot)?.0;
+        let warnings =
+            super::check_findings(found, body.duplicates, &HashMap::new(), request.validation, cannot)?.0;
         meta::set_name_and_namespace(&mut object, kind, &request.namespace, Some(name))?;
         Ok((object, warnings))
     }
