@@ -40,6 +40,8 @@ pub struct Config {
     pub watch_timeout: Duration,
     /// The interval of bookmarks in a watch without events.
     pub bookmark_interval: Duration,
+    /// The interval at which states before the previous interval end: lists at their revisions are refused.
+    pub compaction_interval: Duration,
     /// The key that signs tokens of service accounts, as PKCS #8; `None`: one that lives as long as the process.
     pub service_account_key: Option<Vec<u8>>,
     /// The authority whose client certificates authenticate users; `None`: no certificate does.
@@ -75,6 +77,7 @@ impl Config {
             upload_stall_timeout: Duration::from_secs(30),
             watch_timeout: Duration::from_secs(1800),
             bookmark_interval: Duration::from_secs(60),
+            compaction_interval: Duration::from_secs(300),
             service_account_key: None,
             client_authority: None,
             audit: None,

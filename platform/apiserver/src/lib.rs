@@ -21,6 +21,7 @@ mod artifacts;
 mod audit;
 mod call;
 mod certificates;
+mod compaction;
 mod config;
 mod custom;
 mod decode;

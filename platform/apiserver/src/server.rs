@@ -19,6 +19,7 @@ use crate::{
     access::{Authenticator, User},
     admission::{self, Webhooks},
     artifacts::Uploads,
+    compaction::{self, Compaction},
     config::{ApiServerDeps, Clock, Config, FunctionConnector, Inspector, NodeConnector},
     custom::{self, CustomKinds},
     event_objects::EventObjects,
@@ -86,6 +87,7 @@ pub(crate) struct ServerState {
     pub(crate) custom: CustomKinds,
     pub(crate) webhooks: Webhooks,
     pub(crate) tokens: Tokens,
+    pub(crate) compaction: Compaction,
     /// Held while an object that counts against a quota is written.
     pub(crate) quota: Arc<tokio::sync::Mutex<()>>,
     /// Held while a Service is written.
@@ -121,6 +123,7 @@ impl ApiServer {
             custom: CustomKinds::default(),
             webhooks: Webhooks::default(),
             tokens,
+            compaction: Compaction::default(),
             quota: Arc::default(),
             allocations: Default::default(),
             in_flight: Semaphore::new(config.requests_in_flight_max),
@@ -147,6 +150,7 @@ impl ApiServer {
         tokio::spawn(namespaces::run(Arc::clone(&inner)));
         tokio::spawn(admission::run_quota_status(Arc::clone(&inner)));
         tokio::spawn(rbac::run_aggregation(Arc::clone(&inner)));
+        tokio::spawn(compaction::run(Arc::clone(&inner)));
         Ok(Self { inner, _stop: Arc::new(shutdown.drop_guard()) })
     }
 

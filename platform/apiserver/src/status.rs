@@ -31,7 +31,7 @@ pub struct ApiError {
     kind: &'static str,
     #[serde(rename = "apiVersion")]
     api_version: &'static str,
-    metadata: Empty,
+    metadata: StatusMeta,
     status: &'static str,
     pub message: String,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -44,8 +44,12 @@ pub struct ApiError {
     is_plain: bool,
 }
 
-#[derive(Clone, Debug, Serialize)]
-struct Empty {}
+/// The metadata of a `Status`.
+#[derive(Clone, Debug, Default, Serialize)]
+struct StatusMeta {
+    #[serde(rename = "continue", skip_serializing_if = "String::is_empty")]
+    continue_token: String,
+}
 
 /// The `details` of a `Status`: the object, and the causes.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -89,7 +93,7 @@ impl ApiError {
         Self {
             kind: "Status",
             api_version: "v1",
-            metadata: Empty {},
+            metadata: StatusMeta::default(),
             status: "Failure",
             message: message.into(),
             reason,
@@ -336,16 +340,27 @@ impl ApiError {
         )
     }
 
-    /// A watch or an exact list from a revision that is no longer kept.
+    /// A watch from a revision that is no longer kept.
     pub(crate) fn expired(asked: u64, oldest: u64) -> Self {
         Self::new(StatusCode::GONE, "Expired", format!("too old resource version: {asked} ({oldest})"))
     }
 
-    /// The revision of a continue token is no longer available.
-    pub(crate) fn continue_expired() -> Self {
-        let message = "The provided continue parameter is too old to display a consistent list result. You must \
-                       start a new list without the continue parameter.";
+    /// The revision of a list is no longer available.
+    pub(crate) fn list_expired() -> Self {
+        let message = "The resourceVersion for the provided list is too old.";
         Self::new(StatusCode::GONE, "Expired", message)
+    }
+
+    /// The revision of a continue token is no longer available. `token` continues at the same place with later states.
+    pub(crate) fn continue_expired(token: String) -> Self {
+        let message = "The provided continue parameter is too old to display a consistent list result. You can start \
+                       a new list without the continue parameter, or use the continue token in this response to \
+                       retrieve the remainder of the results. Continuing with the provided token results in an \
+                       inconsistent list - objects that were created, modified, or deleted between the time the first \
+                       chunk was returned and now may show up in the list.";
+        let mut error = Self::new(StatusCode::GONE, "Expired", message);
+        error.metadata.continue_token = token;
+        error
     }
 
     /// An error that upstream's storage gives without a reason: a text, and the code 500.

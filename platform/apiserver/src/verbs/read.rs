@@ -23,30 +23,44 @@ const PAGE_ENTRIES: usize = 500;
 #[derive(Debug, Serialize, Deserialize)]
 struct Token {
     v: String,
-    /// The revision of the first page.
-    rv: u64,
+    /// The revision of the first page; [`LATEST`] for a list that continues with the current state.
+    rv: i64,
     /// The last key seen: `namespace/name`.
     start: String,
 }
 
 const TOKEN_VERSION: &str = "meta.k8s.io/v1";
+/// The revision in the token of a list whose first page's revision has expired (upstream's value).
+const LATEST: i64 = -1;
 
 impl Token {
-    fn encode(revision: Revision, after: &Key) -> String {
+    /// `at`: the revision of the first page; `None`: the current one at the next request.
+    fn encode(at: Option<Revision>, after: &Key) -> String {
         let start = format!("{}/{}", after.namespace, after.name);
-        let token = Self { v: TOKEN_VERSION.into(), rv: revision.0, start };
+        let rv = at.map_or(LATEST, |revision| revision.0.cast_signed());
+        let token = Self { v: TOKEN_VERSION.into(), rv, start };
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("texts and a number serialise"))
     }
 
-    fn decode(kind: &Kind, text: &str) -> Result<(Revision, Key), ApiError> {
+    fn decode(kind: &Kind, text: &str) -> Result<(Option<Revision>, Key), ApiError> {
         let invalid = || ApiError::bad_request("invalid continue token: continue key is not valid");
+        let incorrect_start = || {
+            ApiError::bad_request(
+                "invalid continue token: continue key is not valid: incorrect encoded start resourceVersion (version \
+                 meta.k8s.io/v1)",
+            )
+        };
         let bytes = URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).map_err(|_| invalid())?;
         let token: Self = serde_json::from_slice(&bytes).map_err(|_| invalid())?;
         let (namespace, name) = token.start.split_once('/').ok_or_else(invalid)?;
         if token.v != TOKEN_VERSION {
             return Err(invalid());
         }
-        Ok((Revision(token.rv), key(kind, namespace, name)))
+        let at = match token.rv {
+            LATEST => None,
+            rv => Some(Revision(u64::try_from(rv).ok().filter(|rv| *rv > 0).ok_or_else(incorrect_start)?)),
+        };
+        Ok((at, key(kind, namespace, name)))
     }
 }
 
@@ -81,9 +95,16 @@ impl ServerState {
         let (mut at, mut after) = (self.list_revision(query)?, None);
         if let Some(token) = &query.continue_token {
             let (revision, key) = Token::decode(kind, token)?;
-            (at, after) = (Some(revision), Some(key));
+            (at, after) = (revision, Some(key));
         }
-        let continued = after.is_some();
+        let continued = after.clone();
+        let expired = || match &continued {
+            Some(after) => ApiError::continue_expired(Token::encode(None, after)),
+            None => ApiError::list_expired(),
+        };
+        if at.is_some_and(|at| at < self.compaction.oldest()) {
+            return Err(expired());
+        }
         let everything = selection.is_everything();
         let mut found: Vec<Arc<Entry>> = Vec::new();
         loop {
@@ -91,8 +112,12 @@ impl ServerState {
             let missing = query.limit.map(|limit| limit - found.len());
             let page = if everything { missing } else { query.limit.map(|_| PAGE_ENTRIES) };
             let options = ListOptions { limit: page, after: after.take(), at };
-            let listing =
-                self.store.list(&range, &options).map_err(|error| list_error(error, at, continued))?;
+            let listing = self.store.list(&range, &options).map_err(|error| match error {
+                ListError::Expired { .. } => expired(),
+                ListError::Future { current } => {
+                    ApiError::future_version(at.unwrap_or_default().0, current.0)
+                }
+            })?;
             at = Some(listing.revision);
             let mut meta = ListMeta { revision: listing.revision, ..ListMeta::default() };
             let total = listing.entries.len();
@@ -104,7 +129,7 @@ impl ServerState {
                 let rest = listing.remaining + (total - index - 1);
                 if full && rest > 0 {
                     let last = &found[found.len() - 1].key;
-                    meta.continue_token = Some(Token::encode(listing.revision, last));
+                    meta.continue_token = Some(Token::encode(Some(listing.revision), last));
                     meta.remaining = everything.then_some(rest);
                     return Ok((meta, found));
                 }
@@ -134,14 +159,5 @@ impl ServerState {
             })?;
         }
         Ok(asked.filter(|_| is_exact))
-    }
-}
-
-fn list_error(error: ListError, at: Option<Revision>, continued: bool) -> ApiError {
-    let asked = at.unwrap_or_default().0;
-    match error {
-        ListError::Expired { .. } if continued => ApiError::continue_expired(),
-        ListError::Expired { oldest } => ApiError::expired(asked, oldest.0),
-        ListError::Future { current } => ApiError::future_version(asked, current.0),
     }
 }
