@@ -16,7 +16,7 @@ mod validate;
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use mayfly_store::{ListOptions, Range, Store};
 use parking_lot::{Mutex, RwLock};
 use serde_json::Value;
@@ -32,6 +32,29 @@ pub(crate) const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8
 /// Keeps a definition until its objects are removed (upstream's name).
 pub(crate) const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
+/// The groups of built-in kinds by upstream's priority (`controlplane/apiserver/aggregator.go`): clients that know a
+/// kind by its name only choose the first group that has it. Others follow.
+const GROUPS: [&str; 18] = [
+    "",
+    "apps",
+    "events.k8s.io",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "autoscaling",
+    "batch",
+    "certificates.k8s.io",
+    "networking.k8s.io",
+    "policy",
+    "rbac.authorization.k8s.io",
+    "storage.k8s.io",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "scheduling.k8s.io",
+    "coordination.k8s.io",
+    "node.k8s.io",
+    "discovery.k8s.io",
+];
+
 /// The custom kinds of one server.
 #[derive(Default)]
 pub(crate) struct CustomKinds {
@@ -39,6 +62,8 @@ pub(crate) struct CustomKinds {
     /// Rows by the definition and version they were made from. Requests hold rows by reference, so a row lives as long
     /// as the process; a definition that returns to an earlier form gets its earlier row.
     made: Mutex<HashMap<String, &'static Kind>>,
+    /// The names of the definitions whose objects are being deleted: no new ones are created.
+    terminating: RwLock<HashSet<String>>,
     /// Held during the write of a definition.
     pub(crate) writes: tokio::sync::Mutex<()>,
     /// Held while names are accepted: two definitions cannot take the same name.
@@ -53,8 +78,11 @@ impl CustomKinds {
 
     /// Makes the rows of the definitions in the store.
     pub(crate) fn reload(&self, store: &Store) {
-        let mut kinds = Vec::new();
+        let (mut kinds, mut terminating) = (Vec::new(), HashSet::new());
         for definition in definitions(store) {
+            if rows::has_condition(&definition, "Terminating") {
+                terminating.insert(definition.name().to_owned());
+            }
             let uid = definition.uid();
             for version in rows::served_versions(&definition) {
                 let spec = definition.at(&["spec"]).unwrap_or(&Value::Null);
@@ -65,7 +93,13 @@ impl CustomKinds {
                 kinds.push(*row);
             }
         }
+        *self.terminating.write() = terminating;
         *self.current.write() = Arc::new(kinds);
+    }
+
+    /// Whether all objects of a custom kind are being deleted with its definition.
+    pub(crate) fn is_terminating(&self, kind: &Kind) -> bool {
+        kind.definition.is_some() && self.terminating.read().contains(&kind.resource())
     }
 }
 
@@ -132,7 +166,7 @@ impl ServedKinds {
         self.kinds().filter(move |kind| kind.group == group && kind.version == version)
     }
 
-    /// Groups in the order of their first row, each with its versions; those of custom groups by upstream's order.
+    /// Groups in upstream's order, each with its versions.
     pub(crate) fn groups(&self) -> Vec<(&'static str, Vec<&'static str>)> {
         let mut groups = registry().groups();
         for kind in &*self.custom {
@@ -145,6 +179,7 @@ impl ServedKinds {
                 None => groups.push((kind.group, vec![kind.version])),
             }
         }
+        groups.sort_by_key(|(group, _)| GROUPS.iter().position(|name| name == group).unwrap_or(GROUPS.len()));
         groups
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct CustomVersion {
     /// More than one version is defined, so a stored object may carry another apiVersion.
     converts: bool,
     api_version: String,
+    /// The warning of every response, if the version is deprecated.
+    pub(crate) deprecation: Option<String>,
 }
 
 /// The paths of the scale subresource.
@@ -96,14 +98,16 @@ impl CustomVersion {
     }
 }
 
+/// Whether a condition of a definition is true.
+pub(super) fn has_condition(definition: &Object, name: &str) -> bool {
+    let conditions = definition.at(&["status", "conditions"]).and_then(Value::as_array);
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition["type"] == name && condition["status"] == "True")
+}
+
 /// The served versions; none if the definition's names are not accepted.
 pub(super) fn served_versions(definition: &Object) -> impl Iterator<Item = &Value> {
-    let established = definition
-        .at(&["status", "conditions"])
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-        .any(|condition| condition["type"] == "Established" && condition["status"] == "True");
+    let established = has_condition(definition, "Established");
     let versions = definition.at(&["spec", "versions"]).and_then(Value::as_array);
     let versions = versions.into_iter().flatten();
     versions.filter(move |version| established && version["served"] == true)
@@ -214,7 +218,12 @@ fn custom_version(spec: &Value, version: &Value) -> CustomVersion {
             selector: dotted(&scale["labelSelectorPath"]),
         },
     );
+    let deprecation = (version["deprecated"] == true).then(|| {
+        let of_author = version["deprecationWarning"].as_str();
+        of_author.map_or_else(|| format!("{group}/{name} {kind} is deprecated"), str::to_owned)
+    });
     CustomVersion {
+        deprecation,
         root: schemas().custom_root(&definition, &schema),
         stored: format!("{group}/{}", storage.map_or("", |version| version["name"].as_str().unwrap_or(""))),
         api_version: format!("{group}/{name}"),

@@ -88,6 +88,7 @@ impl ServerState {
         // Held until the write is done: see `ServerState::namespaces`.
         let _open = self.namespaces.read().await;
         self.check_namespace(request, object.name())?;
+        self.check_definition(kind, object.name())?;
         let mut admitted = self.admit(request, object, None).await?;
         warnings.append(&mut admitted.warnings);
         (kind.on_admitted)(object);
@@ -159,6 +160,15 @@ impl ServerState {
     ) -> Result<(), ApiError> {
         let errors = services::allocate(new, old, allocations, self.config.service_networks);
         if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, new.name(), &errors)) }
+    }
+
+    /// Refuses creations of a custom kind whose definition is being deleted (upstream's `forbidCreateAdmission`).
+    fn check_definition(&self, kind: &Kind, name: &str) -> Result<(), ApiError> {
+        if self.custom.is_terminating(kind) {
+            let why = "create not allowed while custom resource definition is terminating";
+            return Err(ApiError::forbidden(kind, name, why));
+        }
+        Ok(())
     }
 
     /// Refuses creations in a namespace that does not exist or is being deleted.
