@@ -42,7 +42,11 @@ pub(crate) struct ResourceRequest {
 }
 
 impl ResourceRequest {
-    pub(crate) async fn answer(self, body: Body) -> Result<Response, ApiError> {
+    /// Answers the request. A body that an error leaves unread is discarded by the caller.
+    pub(crate) async fn answer(self, body: &mut Body) -> Result<Response, ApiError> {
+        if self.target.is_watch {
+            return self.watch_by_path().await;
+        }
         if self.parts.method == Method::GET {
             if self.query.watch && self.target.name.is_none() {
                 if !self.target.kind.allows("watch") {
@@ -123,6 +127,19 @@ impl ResourceRequest {
         })
     }
 
+    /// Answers `/api/v1/watch/…`, with a name in the path or without (upstream's deprecated form).
+    async fn watch_by_path(mut self) -> Result<Response, ApiError> {
+        if self.parts.method != Method::GET || !self.target.kind.allows("watch") {
+            return Err(ApiError::method_not_allowed());
+        }
+        self.query.watch = true;
+        if let Some(name) = self.target.name.take() {
+            let others = self.query.field_selector.take().map(|others| format!(",{others}"));
+            self.query.field_selector = Some(format!("metadata.name={name}{}", others.unwrap_or_default()));
+        }
+        self.watch().await
+    }
+
     async fn watch(self) -> Result<Response, ApiError> {
         let permit = self.long_lived()?;
         let representation = negotiate::stream_representation(&self.parts.headers)?;
@@ -166,7 +183,7 @@ impl ResourceRequest {
         })
     }
 
-    async fn short(&self, body: Body) -> Result<Response, ApiError> {
+    async fn short(&self, body: &mut Body) -> Result<Response, ApiError> {
         let kind = self.target.kind;
         if kind.backing == Backing::Review {
             return match (self.parts.method.as_str(), &self.target.name) {
@@ -228,7 +245,7 @@ impl ResourceRequest {
         }
     }
 
-    async fn review(&self, body: Body) -> Result<Response, ApiError> {
+    async fn review(&self, body: &mut Body) -> Result<Response, ApiError> {
         let (object, _) = self.validated_object(self.object_body(body).await?, None)?;
         let namespace = &self.target.namespace;
         let answer = self.server.answer_review(self.target.kind, object, &self.user, namespace)?;
@@ -262,21 +279,21 @@ impl ResourceRequest {
         Ok(json_response(StatusCode::OK, out))
     }
 
-    async fn create(&self, body: Body) -> Result<Response, ApiError> {
+    async fn create(&self, body: &mut Body) -> Result<Response, ApiError> {
         let decoded = self.object_body(body).await?;
         let (object, warnings) = self.validated_object(decoded, None)?;
         let outcome = self.server.create(&self.write_request(), object, warnings).await?;
         self.answer_written(outcome)
     }
 
-    async fn update(&self, name: &str, part: Part, body: Body) -> Result<Response, ApiError> {
+    async fn update(&self, name: &str, part: Part, body: &mut Body) -> Result<Response, ApiError> {
         let decoded = self.object_body(body).await?;
         let (object, warnings) = self.validated_object(decoded, Some(name))?;
         let outcome = self.server.update(&self.write_request(), part, object, warnings).await?;
         self.answer_written(outcome)
     }
 
-    async fn patch(&self, name: &str, part: Part, body: Body) -> Result<Response, ApiError> {
+    async fn patch(&self, name: &str, part: Part, body: &mut Body) -> Result<Response, ApiError> {
         let content_type = negotiate::content_type(&self.parts.headers);
         if content_type == APPLY_CONTENT_TYPE {
             let decoded = decode_applied(&self.bytes(body).await?)?;
@@ -313,7 +330,7 @@ impl ResourceRequest {
         }
     }
 
-    async fn delete(&self, name: &str, body: Body) -> Result<Response, ApiError> {
+    async fn delete(&self, name: &str, body: &mut Body) -> Result<Response, ApiError> {
         let options = self.delete_options(body).await?;
         let mut request = self.write_request();
         request.dry_run = options.dry_run;
@@ -331,7 +348,7 @@ impl ResourceRequest {
         Ok(json_value(StatusCode::OK, &status))
     }
 
-    async fn delete_collection(&self, body: Body) -> Result<Response, ApiError> {
+    async fn delete_collection(&self, body: &mut Body) -> Result<Response, ApiError> {
         let options = self.delete_options(body).await?;
         let mut request = self.write_request();
         request.dry_run = options.dry_run;
@@ -341,7 +358,7 @@ impl ResourceRequest {
         Ok(with_warnings(json_response(StatusCode::OK, body), warnings))
     }
 
-    async fn delete_options(&self, body: Body) -> Result<DeleteOptions, ApiError> {
+    async fn delete_options(&self, body: &mut Body) -> Result<DeleteOptions, ApiError> {
         let bytes = self.bytes(body).await?;
         if bytes.is_empty() {
             return DeleteOptions::parse(&Value::Null, &self.query);
@@ -362,7 +379,7 @@ impl ResourceRequest {
         }
     }
 
-    async fn bytes(&self, body: Body) -> Result<Bytes, ApiError> {
+    async fn bytes(&self, body: &mut Body) -> Result<Bytes, ApiError> {
         let limit = self.server.config.body_bytes_max;
         match Limited::new(body, limit).collect().await {
             Ok(collected) => Ok(collected.to_bytes()),
@@ -371,7 +388,7 @@ impl ResourceRequest {
         }
     }
 
-    async fn object_body(&self, body: Body) -> Result<Decoded, ApiError> {
+    async fn object_body(&self, body: &mut Body) -> Result<Decoded, ApiError> {
         let form = negotiate::body_form(&self.parts.headers)?;
         decode(form, &self.bytes(body).await?)
     }
@@ -427,10 +444,11 @@ impl ResourceRequest {
     }
 }
 
-fn with_warnings(mut response: Response, warnings: Vec<String>) -> Response {
+/// Adds a header for each warning (upstream's `NewWarningHeader`).
+pub(crate) fn with_warnings(mut response: Response, warnings: Vec<String>) -> Response {
     for warning in warnings {
         let text = format!("299 - \"{}\"", warning.replace('\\', "\\\\").replace('"', "\\\""));
-        if let Ok(value) = HeaderValue::from_str(&text) {
+        if let Ok(value) = HeaderValue::from_bytes(text.as_bytes()) {
             response.headers_mut().append(header::WARNING, value);
         }
     }

@@ -13,11 +13,9 @@ use crate::{
     access::{self, User},
     artifacts::{DISCARD_TIME_MAX, discard},
     audit::AuditRecord,
-    call::ResourceRequest,
+    call::{ResourceRequest, with_warnings},
     custom::ServedKinds,
-    discovery, health,
-    negotiate::{self, Encoding},
-    openapi,
+    discovery, etag, health, issuer, negotiate, openapi,
     rbac::Attributes,
     render::json_value,
     request::{Query, RequestTarget, UnknownResource, segments, selected_name, verb},
@@ -28,6 +26,9 @@ use crate::{
 
 /// Longest URI, in bytes.
 const URI_BYTES_MAX: usize = 16 << 10;
+/// The most bytes of a body that are read after an error: more than the largest body that is accepted, so that a client
+/// with a somewhat larger one reads why it is refused.
+const DISCARDED_BYTES_MAX: u64 = 16 << 20;
 
 pub(crate) async fn handle(server: Arc<ServerState>, request: Request<Body>) -> Response {
     let path = segments(request.uri().path());
@@ -36,7 +37,7 @@ pub(crate) async fn handle(server: Arc<ServerState>, request: Request<Body>) -> 
         .as_deref()
         .map_or_else(|| Err(ApiError::no_resource()), |path| RequestTarget::parse(path, &served));
     let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());
-    let encoding = negotiate::encoding(request.headers());
+    let encoding = negotiate::encoding(request.headers(), request.uri().query().unwrap_or(""));
     let is_head = request.method() == Method::HEAD;
     let mut record = None;
     let response = match Box::pin(route(server, request, path, target, &mut record)).await {
@@ -47,10 +48,10 @@ pub(crate) async fn handle(server: Arc<ServerState>, request: Request<Body>) -> 
         Some(record) => Box::pin(record.responded(response)).await,
         None => response,
     };
-    let response = match encoding {
-        Encoding::Json => response,
-        Encoding::Yaml => yaml::rewritten(response).await,
-    };
+    let mut response = yaml::rewritten(response, encoding).await;
+    // As upstream: responses depend on the user and on the moment.
+    let caching = response.headers_mut().entry(header::CACHE_CONTROL);
+    caching.or_insert(HeaderValue::from_static("no-cache, private"));
     measure.end(response.status());
     if is_head { without_body(response) } else { response }
 }
@@ -79,12 +80,7 @@ async fn route(
     }
     let allowed = match allowed {
         Ok(allowed) => allowed,
-        Err(error) => {
-            let mut content = body.into_data_stream();
-            let limit = server.config.body_bytes_max as u64;
-            let _ = tokio::time::timeout(DISCARD_TIME_MAX, discard(&mut content, limit)).await;
-            return Err(error);
-        }
+        Err(error) => return Err(after_body(body, error).await),
     };
     let (path, user) = match allowed {
         Allowed::Open(response) => return Ok(response),
@@ -94,11 +90,15 @@ async fn route(
     match path.first().map(String::as_str) {
         None if is_get => return Ok(paths(&server.custom.served())),
         Some("metrics") if is_get && path.len() == 1 => return metrics(&server),
+        Some(".well-known" | "openid") if is_get => {
+            return issuer::answer(&server, &path).ok_or_else(ApiError::no_path);
+        }
         Some("openapi") if is_get => {
             let query = parts.uri.query().unwrap_or("");
             let hash = url::form_urlencoded::parse(query.as_bytes()).find(|(key, _)| key == "hash");
             let hash = hash.as_ref().map(|(_, value)| &**value);
-            return openapi::answer(&server.custom.served(), &path, hash, &parts.headers);
+            let answer = openapi::answer(&server.custom.served(), &path, hash, &parts.headers)?;
+            return Ok(etag::tagged(&parts.headers, answer).await);
         }
         Some("artifacts") if path.len() <= 2 => {
             // Uploads have permits of their own: they take long, and wait for each other.
@@ -111,7 +111,11 @@ async fn route(
         }
         Some("api" | "apis") if is_get => {
             if let Some(answer) = discovery::answer(&server.custom.served(), &path, &parts.headers) {
-                return answer;
+                let answer = answer?;
+                return Ok(match negotiate::aggregated_discovery(&parts.headers) {
+                    Some(_) => etag::tagged(&parts.headers, answer).await,
+                    None => answer,
+                });
             }
         }
         _ => {}
@@ -119,17 +123,41 @@ async fn route(
     if let Some((node, rest)) = streams::node_path(&path) {
         return streams::proxy(&server, node, &rest, parts, body).await;
     }
-    let target = target?;
+    let target = match target {
+        Ok(target) => target,
+        Err(error) => return Err(after_body(body, error).await),
+    };
     if target.is_proxied() {
         // The query belongs to the pod's request and is not parsed.
         return ResourceRequest { server, user, target, query: Query::default(), parts }.proxied(body).await;
     }
-    let body = match record {
+    let mut body = match record {
         Some(record) => record.request_body(&parts, body, server.config.body_bytes_max).await,
         None => body,
     };
-    let query = Query::parse(&parts.method, parts.uri.query().unwrap_or(""))?;
-    ResourceRequest { server, user, target, query, parts }.answer(body).await
+    let warning = target.kind.definition.and_then(|version| version.deprecation.clone());
+    let answer = match Query::parse(&parts.method, parts.uri.query().unwrap_or("")) {
+        Ok(query) => ResourceRequest { server, user, target, query, parts }.answer(&mut body).await,
+        Err(error) => Err(error),
+    };
+    let answer = match answer {
+        Ok(response) => Ok(response),
+        Err(error) => Err(after_body(body, error).await),
+    };
+    match warning {
+        Some(warning) => Ok(with_warnings(answer.unwrap_or_else(IntoResponse::into_response), vec![warning])),
+        None => answer,
+    }
+}
+
+/// Reads the rest of a request's body before an error is sent: HTTP/2 resets a stream with an unread body, and
+/// clients that are still sending then lose the response.
+async fn after_body(body: Body, error: ApiError) -> ApiError {
+    if !body.is_end_stream() {
+        let mut content = body.into_data_stream();
+        let _ = tokio::time::timeout(DISCARD_TIME_MAX, discard(&mut content, DISCARDED_BYTES_MAX)).await;
+    }
+    error
 }
 
 /// An authenticated and admitted request: its user, or the response that ends it.

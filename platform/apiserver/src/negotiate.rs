@@ -26,6 +26,8 @@ pub(crate) enum BodyForm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Encoding {
     Json,
+    /// JSON with a field a line.
+    IndentedJson,
     Yaml,
 }
 
@@ -106,17 +108,33 @@ pub(crate) fn stream_representation(headers: &HeaderMap) -> Result<Representatio
     json.find_map(|range| range.representation()).ok_or_else(ApiError::not_acceptable_stream)
 }
 
-/// The encoding of a response to a request with these headers.
-pub(crate) fn encoding(headers: &HeaderMap) -> Encoding {
+/// The encoding of a response to a request with these headers and this query.
+pub(crate) fn encoding(headers: &HeaderMap, query: &str) -> Encoding {
+    let json = if is_for_reading(headers, query) { Encoding::IndentedJson } else { Encoding::Json };
     // The fast path of nearly every request, without parsing the ranges.
     let says_yaml = |value: &HeaderValue| value.as_bytes().windows(4).any(|part| part == b"yaml");
     if !headers.get_all(header::ACCEPT).iter().any(says_yaml) {
-        return Encoding::Json;
+        return json;
     }
     let accept = accept(headers);
     // A range whose form is not served does not decide the encoding of the next one.
     let served = |range: Range<'_>| range.representation().and(range.encoding());
-    ranges(&accept).find_map(served).unwrap_or(Encoding::Json)
+    match ranges(&accept).find_map(served) {
+        Some(Encoding::Yaml) => Encoding::Yaml,
+        _ => json,
+    }
+}
+
+/// Whether JSON is indented: on request, and for programs that show it to people (upstream's `isPrettyPrint`).
+fn is_for_reading(headers: &HeaderMap, query: &str) -> bool {
+    if query.contains("pretty=")
+        && let Some((_, value)) = url::form_urlencoded::parse(query.as_bytes())
+            .find(|(key, value)| key == "pretty" && !value.is_empty())
+    {
+        return matches!(&*value, "1" | "t" | "T" | "true" | "True" | "TRUE");
+    }
+    let agent = headers.get(header::USER_AGENT).map_or(&[][..], HeaderValue::as_bytes);
+    [&b"curl"[..], b"Wget", b"Mozilla/5.0"].iter().any(|program| agent.starts_with(program))
 }
 
 /// The requested form of discovery: `Some(version)` for the aggregated one.
@@ -203,8 +221,23 @@ mod tests {
             ("application/yaml;as=Chart;v=v1, application/json", Encoding::Json, true),
             ("application/yaml;q=0, application/json;q=0.1", Encoding::Json, true),
         ] {
-            assert_eq!(encoding(&with(accept)), expected, "{accept}");
+            assert_eq!(encoding(&with(accept), ""), expected, "{accept}");
             assert_eq!(stream_representation(&with(accept)).is_ok(), of_a_stream, "{accept}");
+        }
+    }
+
+    #[test]
+    fn json_for_people_is_indented() {
+        for (agent, query, expected) in [
+            ("kubectl/v1", "", Encoding::Json),
+            ("kubectl/v1", "limit=1&pretty=true", Encoding::IndentedJson),
+            ("kubectl/v1", "pretty=", Encoding::Json),
+            ("curl/8.0", "", Encoding::IndentedJson),
+            ("curl/8.0", "pretty=false", Encoding::Json),
+            ("Mozilla/5.0 (X11)", "pretty=", Encoding::IndentedJson),
+        ] {
+            let headers = [(header::USER_AGENT, HeaderValue::from_static(agent))].into_iter().collect();
+            assert_eq!(encoding(&headers, query), expected, "{agent} {query}");
         }
     }
 

@@ -21,6 +21,8 @@ pub(crate) struct RequestTarget {
     pub(crate) namespace: String,
     pub(crate) name: Option<String>,
     pub(crate) subresource: Option<String>,
+    /// Whether the path is of the old form of watches, `/api/v1/watch/…`.
+    pub(crate) is_watch: bool,
 }
 
 /// Splits a path into decoded segments; `None` when one is not UTF-8 or contains an encoded slash. The segments after
@@ -64,6 +66,10 @@ impl RequestTarget {
             ["apis", group, version, rest @ ..] => (*group, *version, rest),
             _ => return Err(ApiError::no_path()),
         };
+        let (is_watch, rest) = match rest {
+            ["watch", rest @ ..] if !rest.is_empty() => (true, rest),
+            rest => (false, rest),
+        };
         let find = |plural: &str| {
             // Upstream's router answers for groups that nothing serves.
             let is_known = || served.kinds().any(|kind| kind.group == group);
@@ -72,12 +78,13 @@ impl RequestTarget {
         };
         let (kind, namespace, rest) = match rest {
             // The subresources of a namespace have the form of resources in it.
-            ["namespaces", name, sub @ ("status" | "finalize")] => {
+            ["namespaces", name, sub @ ("status" | "finalize")] if !is_watch => {
                 return Ok(Self {
                     kind: find("namespaces")?,
                     namespace: String::new(),
                     name: Some((*name).into()),
                     subresource: Some((*sub).into()),
+                    is_watch: false,
                 });
             }
             ["namespaces", namespace, plural, rest @ ..] => {
@@ -100,15 +107,19 @@ impl RequestTarget {
             }
             _ => return Err(ApiError::no_resource()),
         };
-        if name.is_some() && kind.namespaced && namespace.is_empty() {
+        let is_missing = name.is_some() && kind.namespaced && namespace.is_empty();
+        if is_missing || is_watch && subresource.is_some() {
             return Err(ApiError::no_resource());
         }
-        Ok(Self { kind, namespace, name, subresource })
+        Ok(Self { kind, namespace, name, subresource, is_watch })
     }
 }
 
 /// The verb of a request as upstream names it (`apiserver/pkg/endpoints/request`), for metrics and refusals.
 pub(crate) fn verb(method: &Method, uri: &Uri, target: Option<&RequestTarget>) -> &'static str {
+    if *method == Method::GET && target.is_some_and(|target| target.is_watch) {
+        return "watch";
+    }
     let one = target.is_some_and(|target| target.name.is_some());
     verb_of(method, uri, one, target.is_some())
 }

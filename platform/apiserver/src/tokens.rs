@@ -14,6 +14,8 @@ use crate::{access::User, object::Object, registry::registry, server::ServerStat
 
 /// The issuer of tokens, and their default audience.
 pub(crate) const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
+/// The algorithm of the signatures, as JWTs name it.
+pub(crate) const ALGORITHM: &str = "ES256";
 /// The default lifetime of a token in seconds, and the shortest one (upstream's).
 pub(crate) const EXPIRATION_SECONDS_DEFAULT: i64 = 3600;
 pub(crate) const EXPIRATION_SECONDS_MIN: i64 = 600;
@@ -86,6 +88,21 @@ impl Tokens {
         Some(Self { key, key_id, random })
     }
 
+    /// The key by which others verify tokens, as a JSON Web Key.
+    pub(crate) fn public_key(&self) -> Value {
+        // The uncompressed form of a point: a prefix, then both coordinates.
+        let (x, y) = self.key.public_key().as_ref()[1..].split_at(32);
+        json!({
+            "use": "sig",
+            "kty": "EC",
+            "kid": self.key_id,
+            "crv": "P-256",
+            "alg": ALGORITHM,
+            "x": URL_SAFE_NO_PAD.encode(x),
+            "y": URL_SAFE_NO_PAD.encode(y),
+        })
+    }
+
     pub(crate) fn sign(&self, claims: &TokenClaims<'_>, now: Timestamp) -> String {
         let (issued, id) = (now.as_second(), uuid::Uuid::new_v4().to_string());
         let account = json!({"name": claims.account, "uid": claims.account_uid});
@@ -103,7 +120,7 @@ impl Tokens {
             "nbf": issued,
             "sub": User::service_account(claims.namespace, claims.account).name,
         });
-        let head = json!({"alg": "ES256", "kid": self.key_id, "typ": "JWT"});
+        let head = json!({"alg": ALGORITHM, "kid": self.key_id, "typ": "JWT"});
         let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         let signed = format!("{}.{}", part(&head), part(&body));
         let signature = self.key.sign(&self.random, signed.as_bytes()).expect("the system has randomness");
@@ -121,7 +138,7 @@ impl Tokens {
         let json = |text: &str| -> Result<Value, AccountTokenError> {
             serde_json::from_slice(&bytes(text)?).map_err(|_| AccountTokenError::Malformed)
         };
-        if json(head)?["alg"] != "ES256" {
+        if json(head)?["alg"] != ALGORITHM {
             return Err(AccountTokenError::Signature);
         }
         signature::UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, self.key.public_key().as_ref())

@@ -1,4 +1,4 @@
-//! Responses in YAML: the JSON of a response is converted at the end.
+//! Responses in YAML, and in JSON for people: the JSON of a response is converted at the end.
 
 use axum::{
     body::Body,
@@ -10,13 +10,18 @@ use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use serde_json::Value;
 
-use crate::status::ApiError;
+use crate::{negotiate::Encoding, status::ApiError};
 
 /// Larger responses are converted on a blocking thread.
 const AT_ONCE_BYTES_MAX: usize = 64 << 10;
 
-/// The response with its JSON body converted to YAML. Streams, texts and files are not changed.
-pub(crate) async fn rewritten(response: Response) -> Response {
+/// The response with its JSON body in `encoding`. Streams, texts and files are not changed.
+pub(crate) async fn rewritten(response: Response, encoding: Encoding) -> Response {
+    let written = match encoding {
+        Encoding::Json => return response,
+        Encoding::IndentedJson => indented,
+        Encoding::Yaml => written,
+    };
     let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|form| form == "application/json");
     let is_whole = response.body().size_hint().exact().is_some_and(|bytes| bytes > 0);
     if !is_json || !is_whole {
@@ -35,14 +40,19 @@ pub(crate) async fn rewritten(response: Response) -> Response {
     };
     match written {
         Ok(text) => {
-            parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/yaml"));
+            if encoding == Encoding::Yaml {
+                parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/yaml"));
+            }
             parts.headers.remove(header::CONTENT_LENGTH);
             Response::from_parts(parts, Body::from(text))
         }
-        Err(why) => {
-            ApiError::internal(format!("the answer cannot be written as YAML: {why}")).into_response()
-        }
+        Err(why) => ApiError::internal(format!("the answer cannot be converted: {why}")).into_response(),
     }
+}
+
+fn indented(json: &Bytes) -> Result<String, String> {
+    let value: Value = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    serde_json::to_string_pretty(&value).map_err(|error| error.to_string())
 }
 
 fn written(json: &Bytes) -> Result<String, String> {

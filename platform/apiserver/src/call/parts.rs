@@ -22,7 +22,7 @@ impl ResourceRequest {
         &self,
         subresource: Subresource,
         name: &str,
-        body: Body,
+        body: &mut Body,
     ) -> Result<Response, ApiError> {
         let request = self.write_request();
         match (subresource, self.parts.method.as_str()) {

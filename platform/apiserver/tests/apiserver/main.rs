@@ -14,6 +14,7 @@ mod logs;
 mod mistakes;
 mod objects;
 mod policy;
+mod protocol;
 mod recorded;
 mod streams;
 mod support;
