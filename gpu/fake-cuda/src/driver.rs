@@ -83,7 +83,7 @@ driver_functions! {
             4 => 64,
             10 => 32,
             16 => c_int::try_from(gpu.multiprocessors).unwrap_or(0),
-            33 => c_int::try_from(index).unwrap_or(0) + 1,
+            33 => c_int::try_from(state.sim.parent(index).unwrap_or(index)).unwrap_or(0) + 1,
             39 => 2048,
             75 => gpu.compute_capability.0,
             76 => gpu.compute_capability.1,

@@ -114,7 +114,7 @@ impl CudaState {
     }
 
     fn working(&self, index: usize) -> Result<usize, CudaResult> {
-        if self.sim.device(index).lost.load(Relaxed) != 0 { Err(UNKNOWN) } else { Ok(index) }
+        if self.sim.lost(index).is_some() { Err(UNKNOWN) } else { Ok(index) }
     }
 
     pub fn current(&self) -> Result<usize, CudaResult> {

@@ -15,7 +15,7 @@ use mayfly_gpu_proto::{
 use crate::{
     INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, NvmlReturn, SUCCESS, check,
     nvml_functions, out,
-    state::{NvmlHandle, copy_text, device, init, sim},
+    state::{NvmlHandle, copy_text, device, gpu, init, sim},
 };
 
 /// `nvmlMemory_t`.
@@ -64,10 +64,17 @@ pub struct PciInfo {
     bus_id: [c_char; 32],
 }
 
+/// The total and used memory of a device; that of its instances is used.
 fn used(sim: &SimFile, index: usize) -> (u64, u64) {
     sim.reap(None);
     let total = sim.describe(index).memory_bytes;
-    (total, sim.ledger().used(index).min(total))
+    let used: u64 = with_instances(sim, index).map(|index| sim.ledger().used(index)).sum();
+    (total, used.min(total))
+}
+
+/// A device, and its instances if it is a GPU in MIG mode.
+fn with_instances(sim: &SimFile, index: usize) -> impl Iterator<Item = usize> + '_ {
+    std::iter::once(index).chain(sim.instances(index))
 }
 
 /// The utilization in percent since this process's last query; the driver reports it for the last sample period.
@@ -116,9 +123,15 @@ fn processes(handle: NvmlHandle, count: *mut c_uint, infos: *mut ProcessInfo) ->
     let (sim, index) = check!(device(handle));
     sim.reap(None);
     // Like the driver, it reports the pids that the caller sees, and only processes that the caller sees.
-    let found = sim.ledger().processes_on(index).into_iter();
-    let found: Vec<_> =
-        found.filter_map(|(identity, bytes)| Some((visible_pid(&identity)?, bytes))).collect();
+    let mut found = Vec::new();
+    for index in with_instances(sim, index) {
+        let (gpu_instance, compute_instance) = instance_ids(sim, index);
+        let own = sim.ledger().processes_on(index).into_iter();
+        found.extend(own.filter_map(|(identity, used_memory)| {
+            let pid = visible_pid(&identity)?;
+            Some(ProcessInfo { pid, used_memory, gpu_instance, compute_instance })
+        }));
+    }
     if count.is_null() {
         return INVALID_ARGUMENT;
     }
@@ -128,13 +141,16 @@ fn processes(handle: NvmlHandle, count: *mut c_uint, infos: *mut ProcessInfo) ->
     if found.len() > room {
         return INSUFFICIENT_SIZE;
     }
-    for (place, (pid, bytes)) in found.into_iter().enumerate() {
-        let info =
-            ProcessInfo { pid, used_memory: bytes, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX };
+    for (place, info) in found.into_iter().enumerate() {
         // SAFETY: the caller's array has room for `room` elements.
         out!(infos.wrapping_add(place), info);
     }
     SUCCESS
+}
+
+/// The numbers of a device's GPU instance and compute instance; those of a GPU are the largest number.
+pub(crate) fn instance_ids(sim: &SimFile, index: usize) -> (c_uint, c_uint) {
+    sim.instance(index).map_or((c_uint::MAX, c_uint::MAX), |instance| (instance.gpu_instance, 0))
 }
 
 nvml_functions! {
@@ -164,11 +180,11 @@ nvml_functions! {
         SUCCESS
     }
     fn nvmlDeviceGetCount_v2(count: *mut c_uint) {
-        out!(count, c_uint::try_from(check!(sim()).device_count()).unwrap_or(0));
+        out!(count, c_uint::try_from(check!(sim()).gpu_count()).unwrap_or(0));
         SUCCESS
     }
     fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, handle: *mut NvmlHandle) {
-        if index as usize >= check!(sim()).device_count() {
+        if index as usize >= check!(sim()).gpu_count() {
             return INVALID_ARGUMENT;
         }
         out!(handle, index as usize + 1);
@@ -190,17 +206,17 @@ nvml_functions! {
         }
         // SAFETY: a C string of the caller.
         let bus = unsafe { CStr::from_ptr(bus) }.to_string_lossy();
-        let found = (0..check!(sim()).device_count()).find(|index| bus_id(*index).ends_with(bus.as_ref()));
+        let found = (0..check!(sim()).gpu_count()).find(|index| bus_id(*index).ends_with(bus.as_ref()));
         let Some(index) = found else { return NOT_FOUND };
         out!(handle, index + 1);
         SUCCESS
     }
     fn nvmlDeviceGetIndex(handle: NvmlHandle, index: *mut c_uint) {
-        out!(index, c_uint::try_from(check!(device(handle)).1).unwrap_or(0));
+        out!(index, c_uint::try_from(check!(gpu(handle)).1).unwrap_or(0));
         SUCCESS
     }
     fn nvmlDeviceGetMinorNumber(handle: NvmlHandle, minor: *mut c_uint) {
-        out!(minor, c_uint::try_from(check!(device(handle)).1).unwrap_or(0));
+        out!(minor, c_uint::try_from(check!(gpu(handle)).1).unwrap_or(0));
         SUCCESS
     }
     fn nvmlDeviceGetUUID(handle: NvmlHandle, text: *mut c_char, length: c_uint) {
@@ -209,7 +225,7 @@ nvml_functions! {
     }
     fn nvmlDeviceGetName(handle: NvmlHandle, text: *mut c_char, length: c_uint) {
         let (sim, index) = check!(device(handle));
-        copy_text(sim.describe(index).name, text, length)
+        copy_text(&sim.describe(index).name, text, length)
     }
     fn nvmlDeviceGetMemoryInfo(handle: NvmlHandle, memory: *mut MemoryV1) {
         let (sim, index) = check!(device(handle));
@@ -225,8 +241,12 @@ nvml_functions! {
         out!(memory, MemoryV2 { version: known.version, total, reserved: 0, free: total - used, used });
         SUCCESS
     }
+    /// The driver reports none for GPUs in MIG mode and for instances.
     fn nvmlDeviceGetUtilizationRates(handle: NvmlHandle, rates: *mut Utilization) {
-        let (sim, index) = check!(device(handle));
+        let (sim, index) = check!(gpu(handle));
+        if sim.device(index).mig_enabled.load(Relaxed) != 0 {
+            return NOT_SUPPORTED;
+        }
         let (total, used) = used(sim, index);
         let memory = c_uint::try_from(used * 100 / total.max(1)).unwrap_or(100);
         out!(rates, Utilization { gpu: busy_percent(sim, index), memory });
@@ -244,18 +264,18 @@ nvml_functions! {
         SUCCESS
     }
     fn nvmlDeviceGetPciInfo_v3(handle: NvmlHandle, pci: *mut PciInfo) {
-        let (_, index) = check!(device(handle));
+        let (_, index) = check!(gpu(handle));
         out!(pci, pci_info(&bus_id(index), c_uint::try_from(index).unwrap_or(0) + 1));
         SUCCESS
     }
     fn nvmlDeviceGetNumaNodeId(handle: NvmlHandle, node: *mut c_uint) {
-        let (sim, index) = check!(device(handle));
+        let (sim, index) = check!(gpu(handle));
         out!(node, c_uint::try_from(sim.describe(index).numa_node).unwrap_or(0));
         SUCCESS
     }
     /// The processors of the device's NUMA node, on a host with 32 processors per node.
     fn nvmlDeviceGetCpuAffinity(handle: NvmlHandle, size: c_uint, set: *mut c_ulong) {
-        let (sim, index) = check!(device(handle));
+        let (sim, index) = check!(gpu(handle));
         let node = sim.describe(index).numa_node;
         for word in 0..size as usize {
             let bits = if word == 0 { if node == 0 { 0xffff_ffff } else { 0xffff_ffff << 32 } } else { 0 };
@@ -266,7 +286,7 @@ nvml_functions! {
     }
     /// Pairs of adjacent devices on one NUMA node share a PCIe switch, others only the host bridge.
     fn nvmlDeviceGetTopologyCommonAncestor(first: NvmlHandle, second: NvmlHandle, level: *mut c_uint) {
-        let ((sim, a), (_, b)) = (check!(device(first)), check!(device(second)));
+        let ((sim, a), (_, b)) = (check!(gpu(first)), check!(gpu(second)));
         let same_node = sim.describe(a).numa_node == sim.describe(b).numa_node;
         let found = if a == b {
             0
@@ -287,26 +307,11 @@ nvml_functions! {
         out!(minor, second);
         SUCCESS
     }
-    fn nvmlDeviceGetMigMode(handle: NvmlHandle, current: *mut c_uint, pending: *mut c_uint) {
-        let (sim, index) = check!(device(handle));
-        if sim.describe(index).compute_capability.0 < 9 {
-            return NOT_SUPPORTED;
-        }
-        let mode = sim.device(index).mig_enabled.load(Relaxed);
-        out!(current, mode);
-        out!(pending, mode);
-        SUCCESS
-    }
     /// Counts uncorrected errors (type 1) only.
     fn nvmlDeviceGetTotalEccErrors(handle: NvmlHandle, kind: c_uint, _counter: c_uint, count: *mut c_ulonglong) {
-        let (sim, index) = check!(device(handle));
+        let (sim, index) = check!(gpu(handle));
         let errors = sim.device(index).uncorrected_errors.load(Relaxed);
         out!(count, if kind == 1 { c_ulonglong::from(errors) } else { 0 });
-        SUCCESS
-    }
-    fn nvmlDeviceGetMaxMigDeviceCount(handle: NvmlHandle, count: *mut c_uint) {
-        check!(device(handle));
-        out!(count, 0);
         SUCCESS
     }
 }

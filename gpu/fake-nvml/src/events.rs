@@ -14,8 +14,10 @@ use std::{
 };
 
 use crate::{
-    INVALID_ARGUMENT, SUCCESS, TIMEOUT, check, nvml_functions, out,
-    state::{NvmlHandle, device, sim},
+    INVALID_ARGUMENT, SUCCESS, TIMEOUT, check,
+    device::instance_ids,
+    nvml_functions, out,
+    state::{NvmlHandle, gpu, sim},
 };
 
 /// `nvmlEventTypeXidCriticalError`, followed by all types that can be registered: also single and double bit errors.
@@ -41,12 +43,17 @@ pub struct EventData {
 }
 
 impl EventSet {
-    /// The next Xid of a registered device.
+    /// The next Xid of a registered GPU or of one of its instances.
     fn take(&self, sim: &mayfly_gpu_proto::sim::SimFile) -> Option<(usize, u32)> {
         loop {
             let (index, xid) = sim.xid(self.next.load(Relaxed))?;
             self.next.fetch_add(1, Relaxed);
-            if self.devices.lock().unwrap_or_else(PoisonError::into_inner).contains(&index) {
+            if self
+                .devices
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .contains(&sim.parent(index).unwrap_or(index))
+            {
                 return Some((index, xid));
             }
         }
@@ -68,12 +75,12 @@ nvml_functions! {
         SUCCESS
     }
     fn nvmlDeviceGetSupportedEventTypes(handle: NvmlHandle, kinds: *mut c_ulonglong) {
-        check!(device(handle));
+        check!(gpu(handle));
         out!(kinds, SUPPORTED);
         SUCCESS
     }
     fn nvmlDeviceRegisterEvents(handle: NvmlHandle, _kinds: c_ulonglong, set: *mut EventSet) {
-        let (_, index) = check!(device(handle));
+        let (_, index) = check!(gpu(handle));
         // SAFETY: see the module.
         let Some(set) = (unsafe { set.as_ref() }) else { return INVALID_ARGUMENT };
         set.devices.lock().unwrap_or_else(PoisonError::into_inner).push(index);
@@ -86,12 +93,13 @@ nvml_functions! {
         let mut left = Duration::from_millis(u64::from(timeout_ms));
         loop {
             if let Some((index, xid)) = set.take(sim) {
+                let (gpu_instance, compute_instance) = instance_ids(sim, index);
                 out!(data, EventData {
-                    device: index + 1,
+                    device: sim.parent(index).unwrap_or(index) + 1,
                     kind: XID_CRITICAL,
                     data: c_ulonglong::from(xid),
-                    gpu_instance: c_uint::MAX,
-                    compute_instance: c_uint::MAX,
+                    gpu_instance,
+                    compute_instance,
                 });
                 return SUCCESS;
             }

@@ -4,7 +4,8 @@
 //! Loaded as `libnvidia-ml.so.1`; shares the state file of `gpu/fake-cuda` (`mayfly_gpu_proto::sim`), so memory and
 //! processes are those of users of the fake driver, and Xids are injected by tests.
 //!
-//! Start at [`device`]; [`events`] waits for Xids, [`nvlink`] has the links. Not here: CUDA (`gpu/fake-cuda`), limits (`gpu/shim`).
+//! Start at [`device`]; [`mig`] has the instances of GPUs in MIG mode, [`nvlink`] the links; [`events`] waits
+//! for Xids. Not here: CUDA (`gpu/fake-cuda`), limits (`gpu/shim`).
 #![expect(
     unsafe_code,
     reason = "a C interface is made of raw pointers; see the safety section of each module"
@@ -13,6 +14,7 @@
 
 pub mod device;
 pub mod events;
+pub mod mig;
 pub mod nvlink;
 pub mod state;
 

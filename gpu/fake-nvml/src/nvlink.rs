@@ -8,7 +8,7 @@ use crate::{
     INVALID_ARGUMENT, NOT_SUPPORTED, NvmlReturn, SUCCESS, check,
     device::{PciInfo, pci_info},
     nvml_functions, out,
-    state::{NvmlHandle, device},
+    state::{NvmlHandle, gpu},
 };
 
 /// The number of the PCI bus with the switches, after those of the devices.
@@ -17,7 +17,7 @@ const SWITCHES: u8 = 4;
 
 /// The number of links of a device.
 fn links(handle: NvmlHandle) -> Result<c_uint, NvmlReturn> {
-    let (sim, index) = device(handle)?;
+    let (sim, index) = gpu(handle)?;
     match sim.describe(index).model {
         "H100" | "H200" => Ok(18),
         "A100" => Ok(12),

@@ -6,7 +6,7 @@ use std::{
     ffi::{CStr, OsStr, c_char, c_uint, c_void},
     os::unix::ffi::OsStrExt as _,
     path::PathBuf,
-    sync::{OnceLock, atomic::Ordering::Relaxed},
+    sync::OnceLock,
 };
 
 use mayfly_gpu_proto::sim::{STATE_ENV, STATE_FILE, SimFile};
@@ -49,11 +49,17 @@ pub fn sim() -> Result<&'static SimFile, NvmlReturn> {
     STATE.get().ok_or(UNINITIALIZED)?.as_ref().ok_or(UNINITIALIZED)
 }
 
-/// The state and the index of an existing device.
+/// The state and the index of an existing device: a GPU or an instance.
 pub fn device(handle: NvmlHandle) -> Result<(&'static SimFile, usize), NvmlReturn> {
     let sim = sim()?;
     let index = handle.checked_sub(1).filter(|index| *index < sim.device_count()).ok_or(INVALID_ARGUMENT)?;
-    if sim.device(index).lost.load(Relaxed) != 0 { Err(GPU_IS_LOST) } else { Ok((sim, index)) }
+    if sim.lost(index).is_some() { Err(GPU_IS_LOST) } else { Ok((sim, index)) }
+}
+
+/// [`device`], which is a GPU and not an instance.
+pub fn gpu(handle: NvmlHandle) -> Result<(&'static SimFile, usize), NvmlReturn> {
+    let (sim, index) = device(handle)?;
+    if index < sim.gpu_count() { Ok((sim, index)) } else { Err(INVALID_ARGUMENT) }
 }
 
 /// Copies text with a terminating zero into the caller's buffer.

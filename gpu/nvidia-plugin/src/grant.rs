@@ -92,11 +92,10 @@ fn add_driver(
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         mount(response, program, format!("/usr/bin/{name}"), true, missing)?;
     }
-    for node in driver.nodes(gpus) {
-        let name = node.file_name().unwrap_or_default().to_string_lossy();
+    for name in driver.nodes(gpus) {
         response.devices.push(DeviceSpec {
             container_path: format!("/dev/{name}"),
-            host_path: node.to_string_lossy().into_owned(),
+            host_path: driver.dev.join(name).to_string_lossy().into_owned(),
             permissions: "rw".into(),
         });
     }

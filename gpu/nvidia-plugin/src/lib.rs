@@ -1,7 +1,8 @@
 //! The device plugin for NVIDIA GPUs: whole GPUs, and shares of them.
 //!
 //! **Belongs here:** the resources `nvidia.com/gpu` (a whole GPU), `mayfly.dev/vcuda-core` (a hundredth of a GPU's
-//! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory); the GPUs reported by NVML ([`source`]), including those
+//! time) and `mayfly.dev/vcuda-memory` (256 MiB of its memory), and `nvidia.com/mig-<profile>` (an instance of a GPU in MIG
+//! mode, [`mig`]); the GPUs reported by NVML ([`source`]), including those
 //! of a simulated host ([`simulated`]); the choice of a container's GPU, and the GPUs that the node publishes for the
 //! scheduler ([`placement`], pure); the driver's files on this machine ([`driver`]); the limits file and the plugin's
 //! answer for a container ([`grant`]); lending idle GPU time to containers with an elastic limit; the usage of GPUs and
@@ -19,9 +20,12 @@ pub mod driver;
 pub mod grant;
 pub mod health;
 pub mod inspector;
+mod instance_calls;
 pub mod labels;
 mod lending;
+pub mod mig;
 mod node_gpus;
+mod offer;
 mod owners;
 pub mod placement;
 pub mod plugin;
@@ -38,6 +42,7 @@ pub use inspector::InspectionConfig;
 pub use mayfly_api::gpu_placement::{
     CORES_PER_GPU, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY,
 };
+pub use mig::{MigInstance, MigStrategy};
 pub use placement::Gpu;
 pub use plugin::{NvidiaPlugin, PluginConfig};
 pub use simulated::SimulatedHost;

@@ -7,14 +7,22 @@ use mayfly_api::gpu_placement::{self, GpuLink, GpuRoom, NodeGpu};
 pub use mayfly_api::gpu_placement::{GpuLoad, GpuShare, PlacementError};
 use mayfly_runtime::DeviceAllocation;
 
-use crate::{MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, health::GpuFault};
+use crate::{
+    MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY,
+    health::GpuFault,
+    mig::{MigInstance, RESOURCE_MIG_PREFIX},
+};
 
-/// A GPU of the node.
+/// A GPU of the node, or an instance of a GPU in MIG mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     pub uuid: String,
-    /// The position in the driver's list.
+    /// The position in the driver's list; of an instance, that of its GPU.
     pub index: u32,
+    /// The resource as which the whole of it is offered.
+    pub resource: String,
+    /// `None`: it is a GPU.
+    pub mig: Option<MigInstance>,
     /// The number of its device file, `/dev/nvidia<minor>`.
     pub minor: Option<u32>,
     pub name: String,
@@ -39,6 +47,8 @@ impl Gpu {
         Self {
             uuid: uuid.into(),
             index: 0,
+            resource: RESOURCE_GPU.into(),
+            mig: None,
             minor: Some(0),
             name: "NVIDIA H200".into(),
             memory_bytes: 1 << 30,
@@ -52,9 +62,49 @@ impl Gpu {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn attributes_of_test() -> nvml_wrapper::struct_wrappers::device::DeviceAttributes {
+        nvml_wrapper::struct_wrappers::device::DeviceAttributes {
+            multiprocessor_count: 16,
+            shared_copy_engine_count: 1,
+            shared_decoder_count: 1,
+            shared_encoder_count: 0,
+            shared_jpeg_count: 1,
+            shared_ofa_count: 0,
+            gpu_instance_slice_count: 1,
+            compute_instance_slice_count: 1,
+            memory_size_mb: 9856,
+        }
+    }
+
+    /// The position in the driver's list, such as `0`; of an instance `0:2`, in which 2 is its position on the GPU.
+    pub fn position(&self) -> String {
+        match &self.mig {
+            Some(mig) => format!("{}:{}", self.index, mig.number),
+            None => self.index.to_string(),
+        }
+    }
+
     /// The number of units of `vcuda-memory`; the remainder is not allocatable.
     pub fn memory_units(&self) -> u32 {
         u32::try_from(self.memory_bytes / MEMORY_UNIT_BYTES).unwrap_or(u32::MAX)
+    }
+}
+
+#[cfg(test)]
+impl MigInstance {
+    pub(crate) fn of_test() -> Self {
+        Self {
+            number: 0,
+            profile: "1g.10gb".into(),
+            gpu_instance: 1,
+            compute_instance: 0,
+            attributes: Gpu::attributes_of_test(),
+            capabilities: vec![12, 13],
+            parent: "GPU-a".into(),
+            parent_name: "NVIDIA H100 80GB HBM3".into(),
+            parent_memory_bytes: 81_559 << 20,
+        }
     }
 }
 
@@ -84,6 +134,7 @@ pub fn loads(allocations: &[DeviceAllocation], except: Option<(&str, &str)>) -> 
                 RESOURCE_GPU => load.whole = true,
                 RESOURCE_CORE => load.cores += 1,
                 RESOURCE_MEMORY => load.memory_units += 1,
+                name if name.starts_with(RESOURCE_MIG_PREFIX) => load.whole = true,
                 _ => {}
             }
         }
@@ -91,7 +142,7 @@ pub fn loads(allocations: &[DeviceAllocation], except: Option<(&str, &str)>) -> 
     loads
 }
 
-/// Chooses the GPUs for shares: one GPU, or several whole ones.
+/// Chooses the GPUs for shares: one GPU, or several whole ones. MIG instances have no shares.
 ///
 /// # Errors
 /// The amounts are inconsistent, or no GPU has them free.
@@ -101,7 +152,8 @@ pub fn place(
     share: GpuShare,
 ) -> Result<Vec<String>, PlacementError> {
     let room = |gpu: &Gpu| room(gpu, loads.get(&gpu.uuid).copied().unwrap_or_default());
-    gpu_placement::place(&gpus.iter().map(room).collect::<Vec<_>>(), share)
+    let whole = gpus.iter().filter(|gpu| gpu.mig.is_none());
+    gpu_placement::place(&whole.map(room).collect::<Vec<_>>(), share)
 }
 
 fn room(gpu: &Gpu, load: GpuLoad) -> GpuRoom {
@@ -129,7 +181,8 @@ pub fn whole(
     gpu_placement::whole(&available.iter().collect::<Vec<_>>(), &must_include, count)
 }
 
-/// The GPUs and their users as the node publishes them for the scheduler, as JSON.
+/// The GPUs and their users as the node publishes them for the scheduler, as JSON. Of MIG instances the scheduler
+/// counts the resource, unless they are offered as GPUs.
 pub fn published(gpus: &[Gpu], allocations: &[DeviceAllocation]) -> String {
     let mut by_pod: BTreeMap<&str, Vec<DeviceAllocation>> = BTreeMap::new();
     for allocation in allocations {
@@ -150,8 +203,9 @@ pub fn published(gpus: &[Gpu], allocations: &[DeviceAllocation]) -> String {
             users: users.collect(),
         }
     };
+    let gpus = gpus.iter().filter(|gpu| gpu.resource == RESOURCE_GPU);
     // Cannot fail: it is a list of plain values.
-    serde_json::to_string(&gpus.iter().map(gpu).collect::<Vec<_>>()).unwrap_or_default()
+    serde_json::to_string(&gpus.map(gpu).collect::<Vec<_>>()).unwrap_or_default()
 }
 
 #[cfg(test)]

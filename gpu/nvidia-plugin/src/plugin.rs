@@ -1,4 +1,4 @@
-//! The plugin: three resources over three sockets, with one view of the GPUs.
+//! The plugin: each resource over a socket of its own, with one view of the GPUs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,13 +12,12 @@ use std::{
 use futures::{Stream, StreamExt as _};
 use mayfly_api::gpu_placement::ANNOTATION_GPUS;
 use mayfly_devices::{
-    API_VERSION, HEALTHY, KUBELET_SOCKET, UNHEALTHY,
+    API_VERSION, KUBELET_SOCKET,
     identity::DeviceOwner,
     proto::{
         AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
-        Device, DevicePluginOptions, Empty, ListAndWatchResponse, NumaNode, PreStartContainerRequest,
+        DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest,
         PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,
-        TopologyInfo,
         device_plugin_server::{DevicePlugin, DevicePluginServer},
     },
     serve,
@@ -31,12 +30,13 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    CORES_PER_GPU, Gpu, GpuMeter, GpuSource, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_GPU,
-    RESOURCE_MEMORY, grant,
+    CORES_PER_GPU, Gpu, GpuMeter, GpuSource, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_MEMORY,
+    grant,
     health::HealthRecords,
     inspector::{InspectionConfig, MemoryInspector, Violations},
     lending,
     node_gpus::BusySince,
+    offer::OfferedResource,
     placement::{self, GpuShare, PlacementError},
     watcher::HealthWatcher,
 };
@@ -67,7 +67,7 @@ type Allocations = watch::Receiver<Arc<Vec<DeviceAllocation>>>;
 /// The plugin, bound to its sockets and not yet registered.
 pub struct NvidiaPlugin {
     shared: Arc<Shared>,
-    sockets: Vec<(Kind, UnixListener)>,
+    sockets: Vec<(OfferedResource, UnixListener)>,
     gpus: watch::Sender<Arc<Vec<Gpu>>>,
     published: watch::Sender<NodeAnnotations>,
     violations: watch::Sender<Violations>,
@@ -84,41 +84,18 @@ struct Shared {
     busy_since: BusySince,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Whole,
-    Core,
-    Memory,
-}
-
-impl Kind {
-    const ALL: [Self; 3] = [Self::Whole, Self::Core, Self::Memory];
-
-    fn resource(self) -> &'static str {
-        match self {
-            Self::Whole => RESOURCE_GPU,
-            Self::Core => RESOURCE_CORE,
-            Self::Memory => RESOURCE_MEMORY,
-        }
-    }
-
-    fn socket(self) -> &'static str {
-        match self {
-            Self::Whole => "mayfly-nvidia-gpu.sock",
-            Self::Core => "mayfly-vcuda-core.sock",
-            Self::Memory => "mayfly-vcuda-memory.sock",
-        }
-    }
-}
-
 impl NvidiaPlugin {
     /// Binds the sockets. Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// A socket cannot be bound.
     pub fn create(config: PluginConfig, allocations: Allocations) -> io::Result<Self> {
-        let bind = |kind: Kind| Ok((kind, serve::bind(&config.sockets.join(kind.socket()))?));
-        let sockets = Kind::ALL.into_iter().map(bind).collect::<io::Result<_>>()?;
+        let bind = |offered: OfferedResource| {
+            let listener = serve::bind(&config.sockets.join(offered.socket()))?;
+            Ok((offered, listener))
+        };
+        let resources = OfferedResource::all(config.source.gpus());
+        let sockets = resources.into_iter().map(bind).collect::<io::Result<_>>()?;
         let (sender, gpus) = watch::channel(Arc::new(config.source.gpus().to_vec()));
         let shared = Shared { config, allocations, gpus, busy_since: BusySince::default() };
         let published = watch::Sender::new(shared.published());
@@ -162,11 +139,12 @@ impl NvidiaPlugin {
         .start();
         let records = HealthRecords::new(shared.config.quarantine);
         HealthWatcher { source: shared.config.source.clone(), records, gpus, stop: stop.clone() }.start();
-        let served = sockets.into_iter().map(|(kind, listener)| {
-            let service = DevicePluginServer::new(GpuResource { kind, shared: shared.clone() });
+        let served = sockets.into_iter().map(|(offered, listener)| {
+            let resource = GpuResource { offered: offered.clone(), shared: shared.clone() };
+            let service = DevicePluginServer::new(resource);
             let (shared, stop) = (shared.clone(), stop.clone());
             async move {
-                let register = shared.register(kind, &stop);
+                let register = shared.register(&offered, &stop);
                 tokio::join!(serve::serve(listener, service, stop.clone()), register);
             }
         });
@@ -178,19 +156,19 @@ impl NvidiaPlugin {
 }
 
 impl Shared {
-    async fn register(&self, kind: Kind, stop: &CancellationToken) {
+    async fn register(&self, offered: &OfferedResource, stop: &CancellationToken) {
         let socket = self.config.sockets.join(KUBELET_SOCKET);
         loop {
             let request = RegisterRequest {
                 version: API_VERSION.into(),
-                endpoint: kind.socket().into(),
-                resource_name: kind.resource().into(),
+                endpoint: offered.socket(),
+                resource_name: offered.name().into(),
                 options: None,
             };
             match mayfly_devices::serve::register(&socket, request).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::warn!(resource = kind.resource(), error, "could not register; will try again");
+                    tracing::warn!(resource = offered.name(), error, "could not register; will try again");
                 }
             }
             tokio::select! {
@@ -250,34 +228,6 @@ impl Shared {
         }
     }
 
-    /// All devices of one resource. Devices in use through another resource are unhealthy, so that the scheduler does
-    /// not count them.
-    fn devices(&self, kind: Kind, allocations: &[DeviceAllocation]) -> Vec<Device> {
-        let loads = placement::loads(allocations, None);
-        let mut devices = Vec::new();
-        for gpu in self.gpus.borrow().iter() {
-            let load = loads.get(&gpu.uuid).copied().unwrap_or_default();
-            let is_shared = load.cores + load.memory_units > 0;
-            let ids: Vec<String> = match kind {
-                Kind::Whole => vec![gpu.uuid.clone()],
-                Kind::Core => (0..CORES_PER_GPU).map(|at| placement::core_id(&gpu.uuid, at)).collect(),
-                Kind::Memory => {
-                    (0..gpu.memory_units()).map(|at| placement::memory_id(&gpu.uuid, at)).collect()
-                }
-            };
-            let is_other = if kind == Kind::Whole { is_shared } else { load.whole };
-            let health = if gpu.fault.is_none() && !is_other { HEALTHY } else { UNHEALTHY };
-            let nodes = gpu.numa_node.into_iter().map(|id| NumaNode { id }).collect();
-            let topology = gpu.numa_node.map(|_| TopologyInfo { nodes });
-            devices.extend(ids.into_iter().map(|id| Device {
-                id,
-                health: health.into(),
-                topology: topology.clone(),
-            }));
-        }
-        devices
-    }
-
     /// The GPUs of a container's shares: those it already has, otherwise the best ones.
     fn gpus_of(&self, owner: &DeviceOwner) -> Result<Vec<String>, PlacementError> {
         let allocations = self.allocations.borrow().clone();
@@ -334,7 +284,7 @@ fn share(owner: &DeviceOwner) -> GpuShare {
 
 /// One resource of the plugin.
 struct GpuResource {
-    kind: Kind,
+    offered: OfferedResource,
     shared: Arc<Shared>,
 }
 
@@ -346,7 +296,7 @@ impl DevicePlugin for GpuResource {
     ) -> Result<Response<DevicePluginOptions>, Status> {
         let options = DevicePluginOptions {
             // The limits file belongs to the container's cores resource.
-            pre_start_required: self.kind == Kind::Core,
+            pre_start_required: self.offered == OfferedResource::Core,
             get_preferred_allocation_available: true,
         };
         Ok(Response::new(options))
@@ -358,12 +308,13 @@ impl DevicePlugin for GpuResource {
         &self,
         _request: Request<Empty>,
     ) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let (kind, shared) = (self.kind, self.shared.clone());
+        let (offered, shared) = (self.offered.clone(), self.shared.clone());
         let allocations = WatchStream::new(shared.allocations.clone()).map(drop);
         let health = WatchStream::from_changes(shared.gpus.clone()).map(drop);
         let lists = futures::stream::select(allocations, health).map(move |()| {
             let allocations = shared.allocations.borrow().clone();
-            Ok(ListAndWatchResponse { devices: shared.devices(kind, &allocations) })
+            let devices = offered.devices(&shared.gpus.borrow(), &allocations);
+            Ok(ListAndWatchResponse { devices })
         });
         Ok(Response::new(Box::pin(lists)))
     }
@@ -378,12 +329,12 @@ impl DevicePlugin for GpuResource {
             let count = usize::try_from(asked.allocation_size).unwrap_or(0);
             let available: BTreeSet<String> = asked.available_device_i_ds.into_iter().collect();
             let must_include = asked.must_include_device_i_ds.into_iter().collect();
-            let device_i_ds = match (self.kind, &owner) {
-                (Kind::Whole, _) => {
+            let device_i_ds = match (&self.offered, &owner) {
+                (OfferedResource::Whole(_), _) => {
                     placement::whole(&self.shared.gpus.borrow(), &available, &must_include, count)
                 }
-                (Kind::Core | Kind::Memory, None) => return Err(no_owner()),
-                (Kind::Core | Kind::Memory, Some(owner)) => {
+                (OfferedResource::Core | OfferedResource::Memory, None) => return Err(no_owner()),
+                (OfferedResource::Core | OfferedResource::Memory, Some(owner)) => {
                     let gpus = self.shared.gpus_of(owner).map_err(not_placed)?;
                     spread(&available, &gpus, count)
                 }
@@ -406,10 +357,10 @@ impl DevicePlugin for GpuResource {
             if let Some(owner) = &owner {
                 self.shared.busy_since.begin(&self.shared.config.source, owner, &gpus);
             }
-            let response = match (self.kind, &owner) {
-                (Kind::Whole, _) => self.shared.response(&gpus, None)?,
-                (Kind::Core | Kind::Memory, None) => return Err(no_owner()),
-                (Kind::Core | Kind::Memory, Some(owner)) => {
+            let response = match (&self.offered, &owner) {
+                (OfferedResource::Whole(_), _) => self.shared.response(&gpus, None)?,
+                (OfferedResource::Core | OfferedResource::Memory, None) => return Err(no_owner()),
+                (OfferedResource::Core | OfferedResource::Memory, Some(owner)) => {
                     let placed = self.shared.gpus_of(owner).map_err(not_placed)?;
                     if placed != gpus {
                         let message = format!(

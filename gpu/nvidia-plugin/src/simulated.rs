@@ -1,7 +1,8 @@
 //! A host with simulated GPUs: a folder with the driver's files of a machine with GPUs.
 //!
 //! `driver` contains the libraries under the names that programs load; `sim` is the state of the devices; `sys`
-//! describes their NUMA nodes. The state outlives a restart: running containers keep using it.
+//! describes their NUMA nodes,
+//! `proc` the device files of MIG instances. The state outlives a restart: running containers keep using it.
 
 use std::{
     fs, io,
@@ -14,7 +15,7 @@ use mayfly_gpu_proto::{
     sim::{FakeGpu, STATE_FILE, SimError, SimFile, pci_address},
 };
 
-use crate::{DriverFiles, GpuSource, SourceError, driver::DriverLibrary};
+use crate::{DriverFiles, GpuSource, MigStrategy, SourceError, driver::DriverLibrary};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimulatedHostError {
@@ -48,7 +49,7 @@ impl SimulatedHost {
         let state = folder.join(STATE_FILE);
         write_files(folder, &nvml, gpus)?;
         let is_same = |file: &SimFile| {
-            file.device_count() == gpus.len()
+            file.gpu_count() == gpus.len()
                 && gpus.iter().enumerate().all(|(at, gpu)| file.describe(at) == *gpu)
         };
         if !SimFile::open(&state).is_ok_and(|file| is_same(&file)) {
@@ -57,10 +58,13 @@ impl SimulatedHost {
         Ok(Self { folder: folder.to_owned(), libraries: libraries.to_owned() })
     }
 
+    /// `strategy`: how the instances of GPUs in MIG mode are offered.
+    ///
     /// # Errors
     /// The simulated NVML cannot be used.
-    pub fn source(&self) -> Result<GpuSource, SimulatedHostError> {
-        Ok(GpuSource::open(Some(&self.folder.join("driver").join(NVML_SONAME)), &self.folder)?)
+    pub fn source(&self, strategy: MigStrategy) -> Result<GpuSource, SimulatedHostError> {
+        let library = self.folder.join("driver").join(NVML_SONAME);
+        Ok(GpuSource::open(Some(&library), &self.folder, strategy)?)
     }
 
     pub fn state(&self) -> PathBuf {
@@ -103,5 +107,25 @@ fn write_files(folder: &Path, nvml: &Path, gpus: &[FakeGpu]) -> Result<(), Simul
         let path = device.join("numa_node");
         fs::write(&path, format!("{}\n", gpu.numa_node)).map_err(failed(&path))?;
     }
-    Ok(())
+    let minors = folder.join("proc/driver/nvidia-caps");
+    fs::create_dir_all(&minors).map_err(failed(&minors))?;
+    let path = minors.join("mig-minors");
+    fs::write(&path, mig_minors(gpus)).map_err(failed(&path))
+}
+
+/// The driver's list of device files for the capabilities of MIG instances.
+fn mig_minors(gpus: &[FakeGpu]) -> String {
+    let mut list = "config 1\nmonitor 2\n".to_owned();
+    let mut number = 3;
+    for (minor, gpu) in gpus.iter().enumerate() {
+        for instance in &gpu.instances {
+            let gi = instance.gpu_instance;
+            list.push_str(&format!(
+                "gpu{minor}/gi{gi}/access {number}\ngpu{minor}/gi{gi}/ci0/access {}\n",
+                number + 1
+            ));
+            number += 2;
+        }
+    }
+    list
 }

@@ -16,12 +16,16 @@ use nvml_wrapper::{
 };
 use parking_lot::Mutex;
 
-use crate::{Gpu, topology, usage::DeviceFigures};
+use crate::{
+    Gpu, MigStrategy, RESOURCE_GPU, instance_calls::InstanceCalls, mig, topology, usage::DeviceFigures,
+};
 
 /// The NVML library, and its devices.
 #[derive(Clone)]
 pub struct GpuSource {
     nvml: Arc<Nvml>,
+    calls: Arc<InstanceCalls>,
+    strategy: MigStrategy,
     gpus: Arc<Vec<Gpu>>,
     busy: Arc<Mutex<BTreeMap<String, BusyTime>>>,
 }
@@ -40,7 +44,7 @@ pub enum SourceError {
     NoLibrary { library: String, source: NvmlError },
     #[error("the driver of {library} does not answer: {source}")]
     NoDriver { library: String, source: NvmlError },
-    #[error("the driver of {0} has no GPUs")]
+    #[error("the driver of {0} has no GPUs to offer")]
     NoGpus(String),
     #[error("the topology has no line for GPU{0}")]
     NoLinks(u32),
@@ -54,11 +58,12 @@ impl fmt::Debug for GpuSource {
 
 impl GpuSource {
     /// Loads the library and lists its devices. `library`: a path; by default the dynamic linker searches for it.
-    /// `root`: the root of the host's files, whose `sys` contains the NUMA nodes.
+    /// `root`: the root of the host's files, whose `sys` contains the NUMA nodes, and `proc` the device files of MIG
+    /// instances. `strategy`: how these are offered.
     ///
     /// # Errors
     /// The library or the driver is missing, or there are no devices: normal on a machine without GPUs.
-    pub fn open(library: Option<&Path>, root: &Path) -> Result<Self, SourceError> {
+    pub fn open(library: Option<&Path>, root: &Path, strategy: MigStrategy) -> Result<Self, SourceError> {
         let path = library.map_or(OsStr::new(NVML_SONAME), Path::as_os_str);
         let library = path.to_string_lossy().into_owned();
         let nvml = match Nvml::builder().lib_path(path).init() {
@@ -68,8 +73,10 @@ impl GpuSource {
             }
             Err(source) => return Err(SourceError::NoDriver { library, source }),
         };
-        let gpus = inventory(&nvml, &root.join("sys/bus/pci/devices"));
-        let mut gpus = gpus.map_err(|source| SourceError::NoDriver { library: library.clone(), source })?;
+        let no_driver = |source| SourceError::NoDriver { library: library.clone(), source };
+        let calls = InstanceCalls::load(path).map_err(no_driver)?;
+        let (gpus, undivided) = inventory(&nvml, &calls, root).map_err(no_driver)?;
+        let mut gpus = mig::offered(gpus, undivided, strategy);
         if gpus.is_empty() {
             return Err(SourceError::NoGpus(library));
         }
@@ -77,7 +84,8 @@ impl GpuSource {
         for (gpu, links) in gpus.iter_mut().zip(links) {
             gpu.links = links;
         }
-        Ok(Self { nvml: Arc::new(nvml), gpus: Arc::new(gpus), busy: Arc::default() })
+        let (nvml, calls, gpus) = (Arc::new(nvml), Arc::new(calls), Arc::new(gpus));
+        Ok(Self { nvml, calls, strategy, gpus, busy: Arc::default() })
     }
 
     /// Replaces the links between the devices that the driver reports.
@@ -86,16 +94,20 @@ impl GpuSource {
     /// The matrix does not contain a device.
     pub fn with_links(mut self, matrix: &LinkMatrix) -> Result<Self, SourceError> {
         let mut gpus = self.gpus.to_vec();
-        for gpu in &mut gpus {
+        for gpu in gpus.iter_mut().filter(|gpu| gpu.mig.is_none()) {
             gpu.links = matrix.get(&gpu.index).ok_or(SourceError::NoLinks(gpu.index))?.clone();
         }
         self.gpus = Arc::new(gpus);
         Ok(self)
     }
 
-    /// The devices at the start, in the driver's order.
+    /// The devices at the start, in the driver's order: GPUs, then the instances of those in MIG mode.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
+    }
+
+    pub fn mig_strategy(&self) -> MigStrategy {
+        self.strategy
     }
 
     /// The versions of the driver and of the CUDA version that it supports, such as `570.86.15` and `(12, 8)`.
@@ -119,7 +131,7 @@ impl GpuSource {
     pub(crate) fn figures_of(&self, gpu: &Gpu) -> Result<DeviceFigures, NvmlError> {
         let device = self.device(gpu)?;
         let memory_bytes = device.memory_info()?.used;
-        // A GPU in MIG mode has no overall utilization.
+        // The driver reports none of MIG instances.
         let percent = device.utilization_rates().map_or(0, |rates| rates.gpu);
         let now = monotonic_ns();
         let mut all = self.busy.lock();
@@ -161,6 +173,8 @@ impl GpuSource {
     pub(crate) fn self_test(&self, gpu: &Gpu) -> Result<(), String> {
         let device = self.device(gpu).map_err(|error| error.to_string())?;
         device.memory_info().map_err(|error| error.to_string())?;
+        // The driver counts the errors of a GPU, not those of an instance.
+        let device = self.nvml.device_by_index(gpu.index).map_err(|error| error.to_string())?;
         match device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile) {
             Ok(0) => {}
             Ok(count) => return Err(format!("{count} uncorrected memory errors since its last reset")),
@@ -178,7 +192,15 @@ impl GpuSource {
     /// Looks the device up by index, which is stable while the library is loaded. A search by UUID fails if any GPU is
     /// lost.
     fn device(&self, gpu: &Gpu) -> Result<Device<'_>, NvmlError> {
-        self.nvml.device_by_index(gpu.index)
+        let device = self.nvml.device_by_index(gpu.index)?;
+        match &gpu.mig {
+            Some(mig) => device.mig_device_by_index(mig.number),
+            None => Ok(device),
+        }
+    }
+
+    pub(crate) fn calls(&self) -> Arc<InstanceCalls> {
+        self.calls.clone()
     }
 
     pub(crate) fn nvml(&self) -> Arc<Nvml> {
@@ -191,49 +213,46 @@ pub(crate) fn is_lost(error: &NvmlError) -> bool {
     matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired)
 }
 
-fn inventory(nvml: &Nvml, sysfs: &Path) -> Result<Vec<Gpu>, NvmlError> {
-    let mut gpus = Vec::new();
+/// The GPUs that are not in MIG mode and the instances of the others, and the number of GPUs in MIG mode without any.
+fn inventory(nvml: &Nvml, calls: &InstanceCalls, root: &Path) -> Result<(Vec<Gpu>, usize), NvmlError> {
+    let sysfs = root.join("sys/bus/pci/devices");
+    let (mut gpus, mut undivided) = (Vec::new(), 0);
+    let read = |index| {
+        let device = nvml.device_by_index(index)?;
+        match describe(&device, index, &sysfs)? {
+            (gpu, false) => Ok(vec![gpu]),
+            // CUDA uses only the instances of such a GPU.
+            (gpu, true) => mig::instances(&device, &gpu, calls, root),
+        }
+    };
     for index in 0..nvml.device_count()? {
         // A broken device must not hide the others.
-        match nvml.device_by_index(index).and_then(|device| describe(&device, index, sysfs)) {
-            Ok((gpu, MigState::Off)) => gpus.push(gpu),
-            // CUDA uses only the MIG instances of such a GPU.
-            Ok((gpu, MigState::On)) => {
-                tracing::warn!(
-                    gpu = gpu.uuid,
-                    index,
-                    "a GPU in MIG mode is not offered: its instances are not supported"
-                );
+        match read(index) {
+            Ok(found) if found.is_empty() => {
+                tracing::warn!(index, "a GPU in MIG mode has no instances and is not offered");
+                undivided += 1;
             }
+            Ok(found) => gpus.extend(found),
             Err(error) => tracing::warn!(index, %error, "a GPU cannot be read and is not offered"),
         }
     }
-    Ok(gpus)
-}
-
-/// Whether a GPU is divided into instances.
-#[derive(Clone, Copy)]
-enum MigState {
-    Off,
-    On,
+    Ok((gpus, undivided))
 }
 
 /// `NVML_DEVICE_MIG_ENABLE`.
 const MIG_ENABLED: u32 = 1;
 
-fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<(Gpu, MigState), NvmlError> {
+/// Describes a GPU, and whether it is in MIG mode.
+fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<(Gpu, bool), NvmlError> {
     // An error means that this model has no MIG mode.
     let mig = device.mig_mode().ok();
-    let state = if mig.as_ref().is_some_and(|mode| mode.current == MIG_ENABLED) {
-        MigState::On
-    } else {
-        MigState::Off
-    };
     let capability = device.cuda_compute_capability()?;
     let pci_address = pci_address(&device.pci_info()?.bus_id);
     let gpu = Gpu {
         uuid: device.uuid()?,
         index,
+        resource: RESOURCE_GPU.to_owned(),
+        mig: None,
         minor: device.minor_number().ok(),
         name: device.name()?,
         memory_bytes: device.memory_info()?.total,
@@ -245,7 +264,7 @@ fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<(Gpu, MigSt
         fault: None,
         faults: 0,
     };
-    Ok((gpu, state))
+    Ok((gpu, mig.is_some_and(|mode| mode.current == MIG_ENABLED)))
 }
 
 /// Converts NVML's address, which starts with eight digits, to the kernel's form, such as `0000:01:00.0`.
@@ -282,7 +301,11 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_driver_has_no_gpus() {
-        let missing = GpuSource::open(Some(Path::new("/nowhere/libnvidia-ml.so.1")), Path::new("/"));
+        let missing = GpuSource::open(
+            Some(Path::new("/nowhere/libnvidia-ml.so.1")),
+            Path::new("/"),
+            MigStrategy::default(),
+        );
         let error = missing.unwrap_err();
         assert!(matches!(error, SourceError::NoLibrary { .. }), "{error}");
         assert!(error.to_string().contains("/nowhere/libnvidia-ml.so.1"), "{error}");

@@ -20,14 +20,17 @@ struct NvLinks {
     to_switches: u32,
 }
 
-/// The links of each GPU, in the order of `gpus`. A link that the driver does not report is omitted.
+/// The links of each GPU, in the order of `gpus`. A link that the driver does not report is omitted; MIG instances have
+/// none.
 pub(crate) fn links(nvml: &Nvml, gpus: &[Gpu]) -> Vec<BTreeMap<u32, GpuLink>> {
-    let nvlinks: Vec<NvLinks> = gpus
-        .iter()
-        .map(|gpu| nvml.device_by_index(gpu.index).map(|device| nvlinks(&device, gpus)).unwrap_or_default())
-        .collect();
+    let of =
+        |gpu: &Gpu| nvml.device_by_index(gpu.index).map(|device| nvlinks(&device, gpus)).unwrap_or_default();
+    let has_links = |gpu: &Gpu| gpu.mig.is_none();
+    let nvlinks: Vec<NvLinks> =
+        gpus.iter().map(|gpu| if has_links(gpu) { of(gpu) } else { NvLinks::default() }).collect();
     let of = |(gpu, own): (&Gpu, &NvLinks)| {
         let others = gpus.iter().zip(&nvlinks).filter(|(other, _)| other.index != gpu.index);
+        let others = others.filter(|(other, _)| has_links(gpu) && has_links(other));
         let link = |(other, others): (&Gpu, &NvLinks)| {
             let direct = own.to_gpus.get(&other.pci_address).copied().unwrap_or(0);
             let count = direct.max(own.to_switches.min(others.to_switches));

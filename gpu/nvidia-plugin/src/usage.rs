@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use crate::{
     Gpu, GpuSource, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
     inspector::Violations,
+    mig::RESOURCE_MIG_PREFIX,
     node_gpus::BusySince,
     placement::{self, GpuLoad},
 };
@@ -23,7 +24,8 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceFigures {
     pub memory_bytes: u64,
-    /// The time that the device executed kernels since the first reading of its figures.
+    /// The time that the device executed kernels since the first reading of its figures; 0 for a MIG instance, of which
+    /// the driver reports none.
     pub busy_ns: u64,
 }
 
@@ -76,6 +78,11 @@ impl GpuMeter {
     }
 }
 
+/// Whether the devices of a resource are not shared.
+fn is_whole(resource: &str) -> bool {
+    resource == RESOURCE_GPU || resource.starts_with(RESOURCE_MIG_PREFIX)
+}
+
 /// Attributes usage to containers. `limits`: reads the figures of a container's limits file.
 fn attribute(
     gpus: &[Gpu],
@@ -85,7 +92,7 @@ fn attribute(
 ) -> Vec<GpuUsage> {
     let loads = placement::loads(allocations, None);
     let mut users: BTreeMap<&str, Vec<ContainerUsage>> = BTreeMap::new();
-    for allocation in allocations.iter().filter(|one| one.resource == RESOURCE_GPU) {
+    for allocation in allocations.iter().filter(|one| is_whole(&one.resource)) {
         for uuid in &allocation.devices {
             let used = figures.get(uuid).copied().unwrap_or_default();
             let memory = gpus.iter().find(|gpu| gpu.uuid == *uuid).map_or(0, |gpu| gpu.memory_bytes);
@@ -143,11 +150,12 @@ mod tests {
 
     #[test]
     fn use_goes_to_the_containers_that_have_the_gpu() {
-        let gpus = ["GPU-0", "GPU-1", "GPU-2"].map(Gpu::of_test);
+        let gpus = ["GPU-0", "GPU-1", "GPU-2", "MIG-0"].map(Gpu::of_test);
         let allocations = [
             allocation("whole", RESOURCE_GPU, &["GPU-0".into()]),
             allocation("share", RESOURCE_CORE, &[placement::core_id("GPU-1", 0)]),
             allocation("share", RESOURCE_MEMORY, &[placement::memory_id("GPU-1", 0)]),
+            allocation("instance", "nvidia.com/mig-1g.10gb", &["MIG-0".into()]),
         ];
         let figures = BTreeMap::from([
             ("GPU-0".to_owned(), DeviceFigures { memory_bytes: 5, busy_ns: 7 }),
@@ -166,5 +174,6 @@ mod tests {
         let share = &users(1)[0];
         assert_eq!((share.memory_bytes, share.busy_ns, share.throttled, share.core_percent), (3, 8, 2, 1));
         assert_eq!((usage[1].load.cores, usage[2].figures), (1, None));
+        assert_eq!((users(3)[0].pod.0.as_str(), usage[3].load.whole), ("instance", true));
     }
 }

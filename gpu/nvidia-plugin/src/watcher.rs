@@ -9,7 +9,6 @@ use nvml_wrapper::{
     enums::event::XidError,
     error::{NvmlError, NvmlErrorWithSource},
     event::EventSet,
-    struct_wrappers::event::EventData,
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -17,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Gpu, GpuSource,
     health::{GpuFault, HealthRecords, fault_of_xid},
+    instance_calls::GpuEvent,
     source::is_lost,
 };
 
@@ -42,7 +42,7 @@ impl HealthWatcher {
     }
 
     fn run(mut self) {
-        let nvml = self.source.nvml();
+        let (nvml, calls) = (self.source.nvml(), self.source.calls());
         let events = match register(&nvml, self.source.gpus()) {
             Ok(events) => Some(events),
             Err(error) => {
@@ -53,7 +53,7 @@ impl HealthWatcher {
         let timeout_ms = u32::try_from(EVERY.as_millis()).unwrap_or(u32::MAX);
         let mut look_at_ns = 0;
         while !self.stop.is_cancelled() {
-            match events.as_ref().map(|events| events.wait(timeout_ms)) {
+            match events.as_ref().map(|events| calls.wait(&nvml, events, timeout_ms)) {
                 Some(Ok(event)) => self.note(&event),
                 Some(Err(NvmlError::Timeout)) => {}
                 // The poll below detects a lost GPU.
@@ -69,20 +69,29 @@ impl HealthWatcher {
         }
     }
 
-    fn note(&mut self, event: &EventData<'_>) {
-        let fault = match event.event_data {
+    fn note(&mut self, event: &GpuEvent<'_>) {
+        let data = &event.data;
+        let fault = match data.event_data {
             Some(XidError::Value(number)) => fault_of_xid(number),
             Some(XidError::Unknown) => fault_of_xid(999),
-            None if event.event_type.contains(EventTypes::DOUBLE_BIT_ECC_ERROR) => {
+            None if data.event_type.contains(EventTypes::DOUBLE_BIT_ECC_ERROR) => {
                 Some(GpuFault::UncorrectedMemory)
             }
             // A corrected error.
             None => None,
         };
-        match (event.device.uuid(), fault) {
-            (Ok(uuid), Some(fault)) => self.report(&uuid, fault),
+        match (data.device.uuid(), fault) {
+            (Ok(uuid), Some(fault)) => {
+                let source = self.source.clone();
+                // An event of a GPU in MIG mode concerns one of its instances, or all.
+                let concerned = source.gpus().iter().filter(|gpu| match &gpu.mig {
+                    Some(mig) => mig.parent == uuid && mig.is(event.gpu_instance, event.compute_instance),
+                    None => gpu.uuid == uuid,
+                });
+                concerned.for_each(|gpu| self.report(&gpu.uuid, fault));
+            }
             (Ok(uuid), None) => {
-                tracing::info!(gpu = uuid, event = ?event.event_data, "an error of a program on a GPU")
+                tracing::info!(gpu = uuid, event = ?data.event_data, "an error of a program on a GPU")
             }
             // The device cannot report its UUID, so it is lost.
             (Err(_), _) => self.look(),
@@ -136,31 +145,32 @@ impl HealthWatcher {
     }
 }
 
-/// Registers for the events of GPUs that report any. NVML drops a set with which a GPU cannot be registered.
+/// Registers for the events of GPUs that report any; those of instances are the events of their GPU. NVML drops a set
+/// with which a GPU cannot be registered.
 fn register<'nvml>(nvml: &'nvml Nvml, gpus: &[Gpu]) -> Result<EventSet<'nvml>, NvmlError> {
-    let mut silent: BTreeSet<&str> = BTreeSet::new();
+    let mut silent: BTreeSet<u32> = BTreeSet::new();
     loop {
         let set = nvml.create_event_set()?;
-        let spoken = gpus.iter().filter(|gpu| !silent.contains(gpu.uuid.as_str()));
-        match register_all(nvml, spoken, set) {
+        let spoken: BTreeSet<u32> = gpus.iter().map(|gpu| gpu.index).collect();
+        match register_all(nvml, spoken.difference(&silent).copied(), set) {
             Ok(set) => return Ok(set),
-            Err((uuid, error)) => {
-                tracing::warn!(gpu = uuid, ?error, "a GPU reports no errors; only its loss is detected");
-                silent.insert(uuid);
+            Err((index, error)) => {
+                tracing::warn!(index, ?error, "a GPU reports no errors; only its loss is detected");
+                silent.insert(index);
             }
         }
     }
 }
 
-fn register_all<'nvml, 'gpu>(
+fn register_all<'nvml>(
     nvml: &'nvml Nvml,
-    gpus: impl Iterator<Item = &'gpu Gpu>,
+    indices: impl Iterator<Item = u32>,
     mut set: EventSet<'nvml>,
-) -> Result<EventSet<'nvml>, (&'gpu str, NvmlErrorWithSource)> {
+) -> Result<EventSet<'nvml>, (u32, NvmlErrorWithSource)> {
     let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
-    for gpu in gpus {
-        let failed = |error: NvmlErrorWithSource| (gpu.uuid.as_str(), error);
-        let device = nvml.device_by_index(gpu.index).map_err(|error| failed(error.into()))?;
+    for index in indices {
+        let failed = |error: NvmlErrorWithSource| (index, error);
+        let device = nvml.device_by_index(index).map_err(|error| failed(error.into()))?;
         let supported = device.supported_event_types().map_err(|error| failed(error.into()))?;
         set = device.register_events(wanted & supported, set).map_err(failed)?;
     }

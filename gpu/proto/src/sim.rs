@@ -1,8 +1,11 @@
 //! The state of simulated GPUs, shared by all processes that load `gpu/fake-cuda` or `gpu/fake-nvml`.
 //!
+//! Devices are GPUs, followed by the instances of GPUs in MIG mode; an instance executes beside the others of its GPU.
 //! The memory of the devices is accounted like that of a container ([`crate::accounting`]), with the physical memory as
 //! the limit. A device executes the commands of all processes in the order of submission: `busy_until` is the end of
 //! the last one. Faults are written to the file: Xids are in a ring that NVML's event sets read.
+
+mod spec;
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,6 +19,8 @@ use std::{
     },
 };
 
+pub use self::spec::{FakeGpu, FakeInstance, parse_gpus};
+use self::spec::{FakeModel, MODELS};
 use crate::{
     limits::{DEVICES_MAX, DeviceLimit, LimitsError, LimitsFile, Region, map},
     process::ProcessIdentity,
@@ -34,63 +39,26 @@ pub const FAULTS_ENV: &str = "MAYFLY_FAKE_GPU_FAULTS";
 pub const XIDS_MAX: usize = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mayflysm");
-const VERSION: u32 = 3;
-
-/// Models by name: memory in MiB, multiprocessors, compute capability.
-const MODELS: &[(&str, &str, u64, u32, (i32, i32))] = &[
-    ("H200", "NVIDIA H200", 143_771, 132, (9, 0)),
-    ("H100", "NVIDIA H100 80GB HBM3", 81_559, 132, (9, 0)),
-    ("A100", "NVIDIA A100-SXM4-80GB", 81_920, 108, (8, 0)),
-    ("L4", "NVIDIA L4", 23_034, 58, (8, 9)),
-    ("T4", "Tesla T4", 15_360, 40, (7, 5)),
-];
+const VERSION: u32 = 4;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    #[error("{0:?} is not a list of fake GPUs: write for example 4xH200, with a model of {models}", models = model_names())]
+    #[error("{0:?} is not a list of fake GPUs: write for example 4xH200 or 2xL4,1xH100:mig=1g.10gb*7, with models of {models}", models = spec::model_names())]
     Spec(String),
+    #[error(
+        "{text:?} is not an instance of a {model} in MIG mode: write PROFILE or PROFILE*COUNT, with a profile of {profiles}"
+    )]
+    Profile { text: String, model: &'static str, profiles: String },
+    #[error(
+        "the instances {list:?} need {compute} of 7 compute slices and {memory} of 8 memory slices of a GPU"
+    )]
+    Slices { list: String, compute: u32, memory: u32 },
+    #[error("at most {DEVICES_MAX} GPUs and MIG instances can be simulated, not {0}")]
+    Devices(usize),
     #[error(transparent)]
     Limits(#[from] LimitsError),
     #[error("cannot {action} the state of the fake GPUs {}: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-}
-
-fn model_names() -> String {
-    MODELS.iter().map(|model| model.0).collect::<Vec<_>>().join(", ")
-}
-
-/// A device to simulate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FakeGpu {
-    pub model: &'static str,
-    pub name: &'static str,
-    pub uuid: String,
-    pub memory_bytes: u64,
-    pub multiprocessors: u32,
-    pub compute_capability: (i32, i32),
-    pub numa_node: i32,
-}
-
-/// Parses `4xH200`; devices of the upper half are on NUMA node 1.
-pub fn parse_gpus(spec: &str) -> Result<Vec<FakeGpu>, SimError> {
-    let wrong = || SimError::Spec(spec.to_owned());
-    let (count, model) = spec.split_once('x').unwrap_or(("1", spec));
-    let count: usize = count.parse().map_err(|_| wrong())?;
-    let found = MODELS.iter().enumerate().find(|(_, known)| known.0.eq_ignore_ascii_case(model));
-    let (number, known) = found.ok_or_else(wrong)?;
-    if count == 0 || count > DEVICES_MAX {
-        return Err(wrong());
-    }
-    let gpu = |index: usize| FakeGpu {
-        model: known.0,
-        name: known.1,
-        uuid: format!("GPU-6d617966-6c79-4000-8000-{number:06x}{index:06x}"),
-        memory_bytes: known.2 << 20,
-        multiprocessors: known.3,
-        compute_capability: known.4,
-        numa_node: i32::from(count > 1 && index >= count.div_ceil(2)),
-    };
-    Ok((0..count).map(gpu).collect())
 }
 
 /// The PCI address of a device, in the kernel's form.
@@ -102,7 +70,8 @@ pub fn pci_address(index: usize) -> String {
 pub struct SimRegion {
     magic: AtomicU64,
     version: AtomicU32,
-    reserved: AtomicU32,
+    /// The number of GPUs; the devices after them are instances.
+    gpus: AtomicU32,
     xids_written: AtomicU64,
     xids: [AtomicU64; XIDS_MAX],
     devices: [SimDevice; DEVICES_MAX],
@@ -124,6 +93,11 @@ pub struct SimDevice {
     pub mig_enabled: AtomicU32,
     /// Uncorrected memory errors since the last reset.
     pub uncorrected_errors: AtomicU32,
+    /// Of an instance: the index of its GPU plus one.
+    parent: AtomicU32,
+    gpu_instance: AtomicU32,
+    compute_slices: AtomicU32,
+    memory_slices: AtomicU32,
     reserved: AtomicU32,
 }
 
@@ -143,15 +117,20 @@ impl SimFile {
     pub fn create(path: &Path, gpus: &[FakeGpu]) -> Result<Self, SimError> {
         let io = |action| move |source| SimError::Io { action, path: path.to_owned(), source };
         // The ledger is created as a limits file and copied, so that only one place initialises a `Region`.
-        let limits: Vec<DeviceLimit> = gpus
+        let limit = |uuid: &String, memory_bytes| DeviceLimit {
+            uuid: uuid.clone(),
+            memory_bytes,
+            core_percent: 0,
+            elastic_percent: 0,
+        };
+        let instances: Vec<(usize, &FakeInstance)> = gpus
             .iter()
-            .map(|gpu| DeviceLimit {
-                uuid: gpu.uuid.clone(),
-                memory_bytes: gpu.memory_bytes,
-                core_percent: 0,
-                elastic_percent: 0,
-            })
+            .enumerate()
+            .flat_map(|(parent, gpu)| gpu.instances.iter().map(move |instance| (parent, instance)))
             .collect();
+        let limits = gpus.iter().map(|gpu| limit(&gpu.uuid, gpu.memory_bytes));
+        let of_instances = instances.iter().map(|(_, instance)| limit(&instance.uuid, instance.memory_bytes));
+        let limits: Vec<DeviceLimit> = limits.chain(of_instances).collect();
         let ledger = path.with_extension("ledger");
         drop(LimitsFile::create(&ledger, &limits)?);
         let bytes = fs::read(&ledger).map_err(io("read"))?;
@@ -170,11 +149,22 @@ impl SimFile {
         .map_err(io("write"))?;
         let mapped = Self { region: map(&file).map_err(io("map"))?, file };
         let region = mapped.region();
+        let number = |value: usize| u32::try_from(value).unwrap_or(0);
         for (device, gpu) in region.devices.iter().zip(gpus) {
-            let model = MODELS.iter().position(|known| known.0 == gpu.model).unwrap_or(0);
-            device.model.store(u32::try_from(model).unwrap_or(0), Relaxed);
+            let model = MODELS.iter().position(|known| known.key == gpu.model).unwrap_or(0);
+            device.model.store(number(model), Relaxed);
             device.numa_node.store(gpu.numa_node, Relaxed);
+            device.mig_enabled.store(u32::from(!gpu.instances.is_empty()), Relaxed);
         }
+        for (device, (parent, instance)) in region.devices.iter().skip(gpus.len()).zip(instances) {
+            device.model.store(region.devices[parent].model.load(Relaxed), Relaxed);
+            device.numa_node.store(gpus[parent].numa_node, Relaxed);
+            device.parent.store(number(parent + 1), Relaxed);
+            device.gpu_instance.store(instance.gpu_instance, Relaxed);
+            device.compute_slices.store(instance.compute_slices, Relaxed);
+            device.memory_slices.store(instance.memory_slices, Relaxed);
+        }
+        region.gpus.store(number(gpus.len()), Relaxed);
         region.version.store(VERSION, Relaxed);
         region.magic.store(MAGIC, Relaxed);
         fs::rename(&beside, path).map_err(io("rename"))?;
@@ -206,6 +196,12 @@ impl SimFile {
         &self.region().ledger
     }
 
+    /// The number of GPUs, whose indices come first.
+    pub fn gpu_count(&self) -> usize {
+        usize::try_from(self.region().gpus.load(Relaxed)).unwrap_or(0).min(self.device_count())
+    }
+
+    /// The number of GPUs and instances.
     pub fn device_count(&self) -> usize {
         self.ledger().devices().len()
     }
@@ -214,36 +210,81 @@ impl SimFile {
         &self.region().devices[index]
     }
 
-    /// The devices in the order of a list of indices and UUIDs (or prefixes); all devices without a list. Like the
-    /// driver, it ignores everything from the first invalid entry on.
+    /// The GPU of an instance; `None` for a GPU.
+    pub fn parent(&self, index: usize) -> Option<usize> {
+        usize::try_from(self.device(index).parent.load(Relaxed)).unwrap_or(0).checked_sub(1)
+    }
+
+    /// The instances of a GPU, in the order of their numbers.
+    pub fn instances(&self, gpu: usize) -> impl Iterator<Item = usize> + '_ {
+        (self.gpu_count()..self.device_count()).filter(move |index| self.parent(*index) == Some(gpu))
+    }
+
+    /// The code with which calls on a device fail; an instance is lost with its GPU. `None`: it works.
+    pub fn lost(&self, index: usize) -> Option<u32> {
+        let of = |index: usize| Some(self.device(index).lost.load(Relaxed)).filter(|code| *code != 0);
+        of(index).or_else(|| of(self.parent(index)?))
+    }
+
+    /// The devices that CUDA shows for a list of indices and UUIDs (or prefixes), in its order; all GPUs without a list.
+    /// Like the driver, it ignores everything from the first invalid entry on, shows a GPU in MIG mode as its first
+    /// instance, and of instances only the first one.
     pub fn visible(&self, list: Option<&str>) -> Vec<usize> {
-        let all = 0..self.device_count();
-        let Some(list) = list else { return all.collect() };
+        let gpus = 0..self.gpu_count();
         let named = |entry: &str| {
             let entry = entry.trim();
             match entry.parse::<usize>() {
-                Ok(index) => Some(index).filter(|index| all.contains(index)),
+                Ok(index) => Some(index).filter(|index| gpus.contains(index)),
                 Err(_) if entry.is_empty() => None,
-                Err(_) => all.clone().find(|index| self.describe(*index).uuid.starts_with(entry)),
+                Err(_) => (0..self.device_count()).find(|index| self.uuid(*index).starts_with(entry)),
             }
         };
-        list.split(',').map_while(named).collect()
+        let listed: Vec<usize> = match list {
+            None => gpus.clone().collect(),
+            Some(list) => list.split(',').map_while(named).collect(),
+        };
+        let in_mig_mode = |index: &usize| self.device(*index).mig_enabled.load(Relaxed) != 0;
+        let instance =
+            |index: usize| if in_mig_mode(&index) { self.instances(index).next() } else { Some(index) };
+        let mut shown: Vec<usize> = listed.into_iter().map_while(instance).collect();
+        if let Some(first) = shown.iter().copied().find(|index| self.parent(*index).is_some()) {
+            shown = vec![first];
+        }
+        shown
     }
 
-    /// The properties of the device.
-    pub fn describe(&self, index: usize) -> FakeGpu {
+    fn model(&self, index: usize) -> &'static FakeModel {
+        let model = usize::try_from(self.device(index).model.load(Relaxed)).unwrap_or(0);
+        MODELS.get(model).unwrap_or(&MODELS[0])
+    }
+
+    fn uuid(&self, index: usize) -> String {
+        self.ledger().devices()[index].limit().uuid
+    }
+
+    /// The properties of an instance; `None` for a GPU.
+    pub fn instance(&self, index: usize) -> Option<FakeInstance> {
+        self.parent(index)?;
         let device = self.device(index);
-        let model = usize::try_from(device.model.load(Relaxed)).unwrap_or(0);
-        let known = MODELS.get(model).unwrap_or(&MODELS[0]);
-        let limit = self.ledger().devices()[index].limit();
+        let [number, compute, memory] = [&device.gpu_instance, &device.compute_slices, &device.memory_slices]
+            .map(|word| word.load(Relaxed));
+        Some(self.model(index).instance(self.uuid(index), number, compute, memory))
+    }
+
+    /// The properties of a device; those of an instance are in the form of a GPU.
+    pub fn describe(&self, index: usize) -> FakeGpu {
+        let (model, instance) = (self.model(index), self.instance(index));
+        let name = instance.as_ref().map(|one| format!("{} MIG {}", model.name, one.profile));
         FakeGpu {
-            model: known.0,
-            name: known.1,
-            uuid: limit.uuid,
-            memory_bytes: limit.memory_bytes,
-            multiprocessors: known.3,
-            compute_capability: known.4,
-            numa_node: device.numa_node.load(Relaxed),
+            model: model.key,
+            name: name.unwrap_or_else(|| model.name.to_owned()),
+            uuid: self.uuid(index),
+            memory_bytes: self.ledger().devices()[index].limit().memory_bytes,
+            multiprocessors: instance.map_or(model.multiprocessors, |one| one.multiprocessors),
+            compute_capability: model.compute_capability,
+            numa_node: self.device(index).numa_node.load(Relaxed),
+            has_mig: model.has_mig,
+            instances: self.instances(index).filter_map(|index| self.instance(index)).collect(),
         }
     }
 
@@ -338,17 +379,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_specification_names_devices() {
-        let gpus = parse_gpus("4xH200").unwrap();
-        assert_eq!(gpus.len(), 4);
-        assert_eq!(gpus.iter().map(|gpu| gpu.numa_node).collect::<Vec<_>>(), [0, 0, 1, 1]);
-        assert_eq!(gpus[3].uuid, "GPU-6d617966-6c79-4000-8000-000000000003");
-        for wrong in ["", "0xH200", "17xH200", "2xH900", "H200x2"] {
-            assert!(matches!(parse_gpus(wrong), Err(SimError::Spec(_))), "{wrong}");
-        }
-    }
-
-    #[test]
     fn state_is_shared_and_xids_are_read_in_order() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("sim");
@@ -391,5 +421,33 @@ mod tests {
         ] {
             assert_eq!(sim.visible(list), shown, "{list:?}");
         }
+    }
+
+    #[test]
+    fn instances_are_devices_of_their_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let gpus = parse_gpus("L4,H100:mig=3g.40gb+1g.10gb*2").unwrap();
+        let sim = SimFile::create(&folder.path().join("sim"), &gpus).unwrap();
+        assert_eq!((sim.gpu_count(), sim.device_count()), (2, 5));
+        assert_eq!([sim.describe(0), sim.describe(1)], gpus[..]);
+        assert_eq!(sim.instances(1).collect::<Vec<_>>(), [2, 3, 4]);
+        assert_eq!(sim.instance(3), Some(gpus[1].instances[1].clone()));
+        assert_eq!(sim.describe(2).name, "NVIDIA H100 80GB HBM3 MIG 3g.40gb");
+        let instances = &gpus[1].instances;
+        let both = format!("{},{}", instances[2].uuid, instances[0].uuid);
+        for (list, shown) in [
+            (Some(both.as_str()), vec![4]),
+            (Some("1"), vec![2]),
+            (Some(gpus[1].uuid.as_str()), vec![2]),
+            (Some("0"), vec![0]),
+            (Some("2"), vec![]),
+            (None, vec![2]),
+        ] {
+            assert_eq!(sim.visible(list), shown, "{list:?}");
+        }
+        sim.device(3).lost.store(7, Relaxed);
+        assert_eq!([2, 3, 1].map(|index| sim.lost(index)), [None, Some(7), None]);
+        sim.device(1).lost.store(8, Relaxed);
+        assert_eq!([2, 3, 0].map(|index| sim.lost(index)), [Some(8), Some(7), None]);
     }
 }

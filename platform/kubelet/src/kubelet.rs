@@ -92,6 +92,8 @@ pub struct Config {
     pub static_pods: Option<PathBuf>,
     /// Labels of the node in addition to the standard ones; `None` removes a label.
     pub labels: BTreeMap<String, Option<String>>,
+    /// The node's labels with one of these prefixes are removed unless they are among `labels`.
+    pub label_prefixes: Vec<String>,
     /// Annotations of the node, which may change while it runs; `None` removes one.
     pub annotations: watch::Receiver<BTreeMap<String, Option<String>>>,
     /// Devices from plugins; `None`: pods that request devices wait.
@@ -142,6 +144,7 @@ impl Config {
             image_collection: ImageCollection::default(),
             static_pods: None,
             labels: BTreeMap::new(),
+            label_prefixes: Vec::new(),
             annotations: watch::channel(BTreeMap::new()).1,
             devices: None,
             gpus: None,

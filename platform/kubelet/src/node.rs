@@ -57,6 +57,7 @@ pub(crate) struct NodeObject {
     name: String,
     /// `None` removes a label.
     labels: BTreeMap<String, Option<String>>,
+    label_prefixes: Vec<String>,
     status: NodeStatus,
     images: watch::Receiver<Vec<ContainerImage>>,
     /// Whether there is a shortage of each of [`PressureSignal::ALL`].
@@ -91,6 +92,7 @@ impl NodeObject {
             nodes,
             name: config.node_name.clone(),
             labels,
+            label_prefixes: config.label_prefixes.clone(),
             status: status(config),
             images,
             shortages,
@@ -204,6 +206,9 @@ impl NodeObject {
             }
         };
         let known = node.metadata.labels.unwrap_or_default();
+        let is_own = |name: &&String| self.label_prefixes.iter().any(|prefix| name.starts_with(prefix));
+        let old = known.keys().filter(is_own).map(|name| (name.clone(), None));
+        let labels: BTreeMap<_, _> = old.chain(labels.clone()).collect();
         if labels.iter().any(|(key, value)| known.get(key) != value.as_ref()) {
             let patch = Patch::Merge(serde_json::json!({"metadata": {"labels": labels}}));
             api.patch(&self.name, &params(), &patch).await?;

@@ -13,6 +13,7 @@ use anyhow::Context as _;
 use clap::Args;
 use ipnet::Ipv4Net;
 use mayfly_api::validation::MEMORY_BYTES_MIN;
+use mayfly_gpu_nvidia_plugin::MigStrategy;
 use mayfly_gpu_proto::sim::{self, FakeGpu};
 use mayfly_runtime_oci::availability::ContainersMode;
 use mayfly_workflows_engine::engine::AwsEndpoints;
@@ -121,9 +122,14 @@ pub(crate) struct UpArgs {
     /// Offer the NVIDIA GPUs of this machine if its driver is installed (auto), or off [default: auto]
     #[arg(long, env = "MAYFLY_GPUS", value_name = "MODE")]
     gpus: Option<GpuMode>,
-    /// Simulates GPUs in place of this machine's, such as 4xH200: containers get a CUDA driver and NVML that behave like those of such GPUs
+    /// Simulates GPUs in place of this machine's, such as 4xH200 or 2xL4,1xH100:mig=1g.10gb*7: containers get a CUDA
+    /// driver and NVML that behave like those of such GPUs
     #[arg(long, env = "MAYFLY_FAKE_GPUS", value_name = "COUNTxMODEL")]
     fake_gpus: Option<String>,
+    /// How the instances of GPUs in MIG mode are offered: as nvidia.com/mig-PROFILE (mixed), as nvidia.com/gpu if all of
+    /// the node have one profile (single), or none [default: mixed]
+    #[arg(long, env = "MAYFLY_MIG_STRATEGY", value_name = "STRATEGY")]
+    mig_strategy: Option<MigMode>,
     /// The links between the GPUs, as `nvidia-smi topo -m` prints them, for simulated GPUs or instead of those that the
     /// driver reports
     #[arg(long, env = "MAYFLY_GPU_TOPOLOGY", value_name = "FILE")]
@@ -199,6 +205,26 @@ pub(crate) enum GpuMode {
     Off,
 }
 
+/// The instances of GPUs in MIG mode that are offered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum MigMode {
+    None,
+    Single,
+    #[default]
+    Mixed,
+}
+
+impl From<MigMode> for MigStrategy {
+    fn from(mode: MigMode) -> Self {
+        match mode {
+            MigMode::None => Self::None,
+            MigMode::Single => Self::Single,
+            MigMode::Mixed => Self::Mixed,
+        }
+    }
+}
+
 /// The config file: the same names as the flags.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
@@ -228,6 +254,7 @@ struct ConfigFile {
     function_instances: Option<u32>,
     gpus: Option<GpuMode>,
     fake_gpus: Option<String>,
+    mig_strategy: Option<MigMode>,
     gpu_topology: Option<PathBuf>,
     gpu_context_memory: Option<String>,
     simulated_nodes: Option<String>,
@@ -281,6 +308,7 @@ pub(crate) struct UpConfig {
     pub(crate) gpus: GpuMode,
     /// Simulated GPUs; may be empty.
     pub(crate) fake_gpus: Vec<FakeGpu>,
+    pub(crate) mig_strategy: MigStrategy,
     /// `None`: the links that the driver reports.
     pub(crate) gpu_topology: Option<PathBuf>,
     pub(crate) gpu_context_bytes: u64,
@@ -407,6 +435,7 @@ impl UpArgs {
                 .map(|spec| sim::parse_gpus(&spec).context("--fake-gpus"))
                 .transpose()?
                 .unwrap_or_default(),
+            mig_strategy: self.mig_strategy.or(file.mig_strategy).unwrap_or_default().into(),
             gpu_topology: self.gpu_topology.or(file.gpu_topology),
             gpu_context_bytes: bytes(
                 "gpu-context-memory",

@@ -14,6 +14,9 @@ use crate::{format, gateway::HttpClient, metrics::Sample, output, session::Sessi
 struct GpuRow {
     node: String,
     index: u64,
+    /// The position of a MIG instance on its GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    instance: Option<u64>,
     uuid: String,
     model: String,
     /// The usage between the two readings; `None` for a device that does not report it.
@@ -34,7 +37,9 @@ struct ContainerRow {
     namespace: String,
     pod: String,
     container: String,
-    use_percent: f64,
+    /// `None` on a MIG instance, of which the driver reports none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    use_percent: Option<f64>,
     /// The guaranteed share; 100 for a whole GPU.
     core_percent: f64,
     memory_used_bytes: f64,
@@ -77,7 +82,7 @@ fn rows(before: &[Sample], after: &[Sample], took: Duration) -> Vec<GpuRow> {
         let label = |name: &str| sample.label(name).to_owned();
         let (row, users) = gpus.entry((label("node"), label("gpu"))).or_default();
         let Some(name) = name.strip_prefix("container_") else {
-            row.index = sample.label("index").parse().unwrap_or(0);
+            (row.index, row.instance) = position(sample.label("index"));
             (row.node, row.uuid, row.model) = (label("node"), label("gpu"), label("model"));
             match name {
                 "memory_bytes" => row.memory_bytes = sample.value,
@@ -99,7 +104,7 @@ fn rows(before: &[Sample], after: &[Sample], took: Duration) -> Vec<GpuRow> {
             "throttled_total" => user.throttled = sample.value,
             "busy_seconds_total" => {
                 user.gpu_seconds = sample.value;
-                user.use_percent = percent(sample);
+                user.use_percent = Some(percent(sample));
             }
             _ => {}
         }
@@ -108,8 +113,15 @@ fn rows(before: &[Sample], after: &[Sample], took: Duration) -> Vec<GpuRow> {
         .into_values()
         .map(|(row, users)| GpuRow { containers: users.into_values().collect(), ..row })
         .collect();
-    rows.sort_by(|a, b| (&a.node, a.index).cmp(&(&b.node, b.index)));
+    rows.sort_by(|a, b| (&a.node, a.index, a.instance).cmp(&(&b.node, b.index, b.instance)));
     rows
+}
+
+/// The index of a GPU, and of a MIG instance on it, from a label such as `1` or `1:2`.
+fn position(label: &str) -> (u64, Option<u64>) {
+    let (gpu, instance) =
+        label.split_once(':').map_or((label, None), |(gpu, instance)| (gpu, Some(instance)));
+    (gpu.parse().unwrap_or(0), instance.and_then(|number| number.parse().ok()))
 }
 
 fn gpu_table(rows: &[GpuRow]) -> String {
@@ -121,7 +133,11 @@ fn gpu_table(rows: &[GpuRow]) -> String {
     let percent = |value: f64| format!("{value:.0}%");
     for row in rows {
         let of_gpu = |text: &[String; 6]| {
-            [vec![row.node.clone(), row.index.to_string(), row.model.clone()], text.to_vec()].concat()
+            let index = match row.instance {
+                Some(instance) => format!("{}:{instance}", row.index),
+                None => row.index.to_string(),
+            };
+            [vec![row.node.clone(), index, row.model.clone()], text.to_vec()].concat()
         };
         let dash = || "-".to_owned();
         let memory = row.memory_used_bytes.map_or_else(dash, bytes);
@@ -137,7 +153,7 @@ fn gpu_table(rows: &[GpuRow]) -> String {
             cells.push(of_gpu(&[
                 format!("{}/{}", used.namespace, used.pod),
                 used.container.clone(),
-                percent(used.use_percent),
+                used.use_percent.map_or_else(dash, percent),
                 format!("{} / {}", bytes(used.memory_used_bytes), bytes(used.memory_limit_bytes)),
                 percent(used.core_percent),
                 used.throttled.to_string(),
@@ -179,7 +195,10 @@ mod tests {
         let shown: Vec<_> = rows.iter().map(|row| (row.index, row.use_percent.map(f64::round))).collect();
         assert_eq!(shown, [(0, None), (1, Some(60.0))]);
         let user = &rows[1].containers[0];
-        assert_eq!((user.use_percent.round(), user.core_percent, user.throttled), (40.0, 50.0, 7.0));
+        assert_eq!(
+            (user.use_percent.map(f64::round), user.core_percent, user.throttled),
+            (Some(40.0), 50.0, 7.0)
+        );
         let table = gpu_table(&rows);
         let lines: Vec<Vec<&str>> = table
             .lines()
@@ -189,5 +208,22 @@ mod tests {
         assert_eq!(lines[3], last, "{table}");
         assert_eq!(lines[1][5..7], ["-", "- / 1 GiB"], "{table}");
         assert_eq!(gpu_table(&[]), "no GPUs\n");
+    }
+
+    #[test]
+    fn instances_follow_their_gpu_and_have_no_use() {
+        let gpu = |uuid: &str, index: &str| {
+            format!(
+                "mayfly_gpu_memory_bytes{{node=\"n\",gpu=\"{uuid}\",index=\"{index}\",model=\"m\"}} 1024\n"
+            )
+        };
+        let user = "mayfly_gpu_container_core_percent{node=\"n\",gpu=\"MIG-b\",namespace=\"d\",pod=\"p\",container=\"c\"} 100\n";
+        let all = [gpu("GPU-c", "2"), gpu("MIG-a", "1:10"), gpu("MIG-b", "1:2"), user.into()].concat();
+        let rows = rows(&[], &parse(&all), Duration::from_secs(1));
+        let table = gpu_table(&rows);
+        let shown =
+            table.lines().skip(1).map(|line| line.split_whitespace().take(6).collect::<Vec<_>>().join(" "));
+        let expected = ["n 1:2 m - - -", "n 1:2 m d/p c -", "n 1:10 m - - -", "n 2 m - - -"];
+        assert_eq!(shown.collect::<Vec<_>>(), expected, "{table}");
     }
 }

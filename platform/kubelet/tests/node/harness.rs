@@ -73,10 +73,11 @@ impl KubeletHarness {
         self.run_config(Config::of_this_machine("n1", self.logs.clone(), "v0"), runtime);
     }
 
-    /// Runs the node with these labels; `None` removes a label.
+    /// Runs the node with these labels, and as owner of those that start with `own.`; `None` removes a label.
     pub(crate) fn run_labelled(&self, labels: BTreeMap<String, Option<String>>) {
         let config = Config::of_this_machine("n1", self.logs.clone(), "v0");
-        self.run_config(Config { labels, ..config }, self.runtime.clone());
+        let label_prefixes = vec!["own.".to_owned()];
+        self.run_config(Config { labels, label_prefixes, ..config }, self.runtime.clone());
     }
 
     /// Runs the node with folders for jobs' inputs and outputs.

@@ -44,9 +44,11 @@ async fn a_node_registers_and_renews_its_lease() {
 async fn a_node_gets_its_labels_loses_old_ones_and_keeps_those_of_others() {
     let cluster = KubeletHarness::stopped().await;
     let nodes: Api<Node> = Api::all(cluster.client.clone());
-    let old = json!({"metadata": {"name": "n1", "labels": {"gpu": "old", "count": "1", "mine": "kept"}}});
+    let old = json!({"gpu": "old", "count": "1", "mine": "kept", "own.a": "old", "own.b": "old", "my.own.c": "kept"});
+    let old = json!({"metadata": {"name": "n1", "labels": old}});
     nodes.create(&Default::default(), &serde_json::from_value(old).unwrap()).await.unwrap();
-    let labels = [("gpu", None), ("never", None), ("count", Some("4".to_owned()))];
+    let new = |text: &str| Some(text.to_owned());
+    let labels = [("gpu", None), ("never", None), ("count", new("4")), ("own.a", new("new"))];
     cluster.run_labelled(labels.map(|(name, value)| (name.to_owned(), value)).into());
     let labels = cluster.find("the node has its labels", async || {
         let labels = nodes.get("n1").await.unwrap().metadata.labels.unwrap();
@@ -55,6 +57,7 @@ async fn a_node_gets_its_labels_loses_old_ones_and_keeps_those_of_others() {
     let labels = labels.await;
     let of = |name: &str| labels.get(name).map(String::as_str);
     assert_eq!(["gpu", "never", "count", "mine"].map(of), [None, None, Some("4"), Some("kept")]);
+    assert_eq!(["own.a", "own.b", "my.own.c"].map(of), [Some("new"), None, Some("kept")]);
 }
 
 #[tokio::test]

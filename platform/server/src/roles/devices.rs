@@ -62,6 +62,11 @@ impl Devices {
         labels::of_node(devices.and_then(|devices| devices.plugin.as_ref()).map(NvidiaPlugin::source))
     }
 
+    /// The prefixes of labels that the node loses unless they are among [`Self::labels`].
+    pub(super) fn label_prefixes() -> Vec<String> {
+        vec![labels::MIG_PREFIX.to_owned()]
+    }
+
     /// The annotations of a node with these devices; `None` removes one.
     pub(super) fn annotations(devices: Option<&Self>) -> watch::Receiver<NodeAnnotations> {
         match devices.and_then(|devices| devices.plugin.as_ref()) {
@@ -96,9 +101,9 @@ fn gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Re
     };
     let (source, driver) = if !config.fake_gpus.is_empty() {
         let host = SimulatedHost::create(folder, &libraries, &config.fake_gpus).context("--fake-gpus")?;
-        (host.source().context("--fake-gpus")?, host.driver())
+        (host.source(config.mig_strategy).context("--fake-gpus")?, host.driver())
     } else if config.gpus == GpuMode::Auto {
-        match GpuSource::open(None, Path::new("/")) {
+        match GpuSource::open(None, Path::new("/"), config.mig_strategy) {
             Ok(source) => (source, DriverFiles::of_this_machine()),
             Err(reason) => {
                 tracing::info!(%reason, "no GPUs are offered");

@@ -64,12 +64,18 @@ const CONTAINER_GAUGES: [ContainerValue; 3] = [
         |used| f64::from(used.core_percent),
     ),
 ];
+const CONTAINER_BUSY: &str = "mayfly_gpu_container_busy_seconds";
 const CONTAINER_COUNTERS: [ContainerValue; 2] = [
-    ("mayfly_gpu_container_busy_seconds", "GPU time that the container used.", |used| seconds(used.busy_ns)),
+    (CONTAINER_BUSY, "GPU time that the container used.", |used| seconds(used.busy_ns)),
     ("mayfly_gpu_container_throttled", "Launches that the container's quota delayed.", |used| {
         bytes(used.throttled)
     }),
 ];
+
+/// The driver reports none of MIG instances.
+fn has_busy_time(gpu: &GpuUsage) -> bool {
+    gpu.gpu.mig.is_none()
+}
 
 #[expect(clippy::cast_precision_loss, reason = "metrics are floating-point numbers")]
 fn bytes(value: u64) -> f64 {
@@ -98,7 +104,7 @@ impl GpuMetrics {
             [
                 ("node", self.node.clone()),
                 ("gpu", gpu.gpu.uuid.clone()),
-                ("index", gpu.gpu.index.to_string()),
+                ("index", gpu.gpu.position()),
                 ("model", gpu.gpu.name.clone()),
             ]
         };
@@ -114,7 +120,9 @@ impl GpuMetrics {
             ConstCounter::new(gpu.gpu.faults).encode(metric.encode_family(&labels(gpu))?)?;
         }
         let mut metric = encoder.encode_descriptor(GPU_BUSY.0, GPU_BUSY.1, None, MetricType::Counter)?;
-        for (gpu, figures) in usage.iter().filter_map(|gpu| Some((gpu, gpu.figures?))) {
+        for (gpu, figures) in
+            usage.iter().filter(|gpu| has_busy_time(gpu)).filter_map(|gpu| Some((gpu, gpu.figures?)))
+        {
             ConstCounter::new(seconds(figures.busy_ns)).encode(metric.encode_family(&labels(gpu))?)?;
         }
         Ok(())
@@ -140,18 +148,19 @@ impl GpuMetrics {
                     ("pod", name),
                     ("container", used.container.clone()),
                 ];
-                Some((labels, used))
+                Some((labels, used, has_busy_time(gpu)))
             })
             .collect();
         for (name, help, value) in CONTAINER_GAUGES {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (labels, used) in &used {
+            for (labels, used, _) in &used {
                 ConstGauge::new(value(used)).encode(metric.encode_family(labels)?)?;
             }
         }
         for (name, help, value) in CONTAINER_COUNTERS {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for (labels, used) in &used {
+            let all = used.iter().filter(|(_, _, has_busy_time)| *has_busy_time || name != CONTAINER_BUSY);
+            for (labels, used, _) in all {
                 ConstCounter::new(value(used)).encode(metric.encode_family(labels)?)?;
             }
         }

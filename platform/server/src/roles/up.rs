@@ -226,6 +226,7 @@ impl Up {
         kubelet_config.devices = devices.as_ref().map(Devices::of_node);
         kubelet_config.gpus = node_gpus;
         kubelet_config.labels = Devices::labels(devices.as_ref());
+        kubelet_config.label_prefixes = Devices::label_prefixes();
         kubelet_config.annotations = Devices::annotations(devices.as_ref());
         kubelet_config.csi =
             Some(CsiConfig { folder: kubelet_folder(&config, &data_dir)?, drivers: csi_drivers });

@@ -211,6 +211,61 @@ async fn several_gpus_are_those_with_the_fastest_link() -> Result<()> {
     node.leaves_nothing().await
 }
 
+/// Pods get instances of a GPU in MIG mode, in which CUDA shows only the own one.
+#[tokio::test(flavor = "multi_thread")]
+async fn mig_instances_are_devices_of_their_own() -> Result<()> {
+    containers_or_skip!();
+    compiler_or_skip!();
+    let libraries = libraries()?;
+    let gpus = [
+        "--fake-gpus",
+        "1xL4,1xH100:mig=3g.40gb+1g.10gb*2",
+        "--gpu-libraries-dir",
+        &libraries.to_string_lossy(),
+    ];
+    let node = ContainerNode::start_with(&gpus).await?;
+    whole_gpus(&node, 1).await?;
+    let labels = node.kubectl.ok(&["get", "node", "-o", "jsonpath={.items[0].metadata.labels}"]).await?;
+    let labels: Value = serde_json::from_str(&labels)?;
+    let of = |name: &str| labels[format!("nvidia.com/{name}")].as_str();
+    ensure!((of("mig.strategy"), of("mig-1g.10gb.count")) == (Some("mixed"), Some("2")), "{labels}");
+    // Prints the number of CUDA's devices, and the memory of the first one in GiB.
+    let program = r#"
+        #include <stdio.h>
+        #include <dlfcn.h>
+        int main() {
+            void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+            int count = 0; size_t bytes = 0;
+            ((int (*)(unsigned))dlsym(cuda, "cuInit"))(0);
+            ((int (*)(int *))dlsym(cuda, "cuDeviceGetCount"))(&count);
+            ((int (*)(size_t *, int))dlsym(cuda, "cuDeviceTotalMem_v2"))(&bytes, 0);
+            printf("%d %zu\n", count, bytes >> 30);
+        }"#;
+    let command = format!(
+        "cat > /tmp/a.c <<'END'\n{program}\nEND\ngcc -o /tmp/a /tmp/a.c -ldl && /tmp/a && exec sleep 1d"
+    );
+    for (name, resource, memory_gib) in [("large", "mig-3g.40gb", 39), ("small", "mig-1g.10gb", 9)] {
+        let spec = pod_spec(&command, &json!({format!("nvidia.com/{resource}"): 1}));
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+        node.kubectl.ok(&["create", "-f", &node.kubectl.file(name, &pod)?]).await?;
+        let told = wait::until(&format!("{name} has run"), || async {
+            let log = node.kubectl.ok(&["logs", name]).await?;
+            Ok(log.contains('\n').then_some(log))
+        })
+        .await?;
+        ensure!(told.trim() == format!("1 {memory_gib}"), "{name}: {told}");
+        let visible = node.exec(name, "echo $CUDA_VISIBLE_DEVICES").await?;
+        ensure!(visible.starts_with("MIG-"), "{visible}");
+    }
+    let shown = node.kubectl.up.cli().ok(&["top", "gpus", "--interval", "100ms"]).await?;
+    ensure!(
+        shown.contains("1:0") && shown.contains("default/large") && shown.contains("MIG 1g.10gb"),
+        "{shown}"
+    );
+    node.kubectl.ok(&["delete", "pod", "large", "small", "--grace-period=0", "--force"]).await?;
+    node.leaves_nothing().await
+}
+
 /// `mayfly top gpus` and the metrics show the allocations of both containers.
 async fn both_halves_are_shown(node: &ContainerNode, uuid: &str) -> Result<()> {
     let told = node.kubectl.up.cli().ok(&["top", "gpus", "-o", "json", "--interval", "100ms"]).await?;

@@ -1,51 +1,23 @@
 //! The plugin on a simulated host, whose NVML library is loaded like the driver's. Cargo builds it for these tests as
 //! the dev-dependency `mayfly_gpu_fake_nvml`. Each test needs a separate process: the library has one global state.
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
-};
+mod mig;
+mod node;
 
-use mayfly_api::{ObjectKey, gpu_placement::parse_matrix};
-use mayfly_devices::{DeviceConfig, DeviceManager};
+use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::Duration};
+
+use mayfly_api::gpu_placement::parse_matrix;
 use mayfly_gpu_nvidia_plugin::{
-    DriverFiles, Gpu, GpuMeter, GpuSource, InspectionConfig, Libraries, NvidiaPlugin, PluginConfig,
-    RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, SimulatedHost, verify::MemoryTolerance,
+    Gpu, GpuSource, MigStrategy, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, SimulatedHost,
 };
 use mayfly_gpu_proto::{
-    FAKE_NVML_FILE, LimitsFile, SHIM_FILE,
+    LimitsFile,
     process::{ProcessIdentity, monotonic_ns, namespace},
     sim::{SimFile, parse_gpus},
 };
-use mayfly_runtime::{
-    ContainerRole, DeviceClaim, DeviceError, NodeDevices as _, NodeGpus as _, PodDeviceClaims, PodUid,
-};
-use tokio_util::sync::CancellationToken;
+use mayfly_runtime::{DeviceError, NodeDevices as _, NodeGpus as _, PodUid};
 
-/// The folder of libraries that cargo built: beside the test's executable, or its parent folder.
-fn libraries() -> PathBuf {
-    let executable = std::env::current_exe().unwrap();
-    let mut folders = executable.ancestors().skip(1).take(2);
-    let found = folders.find(|folder| folder.join(FAKE_NVML_FILE).exists());
-    found.unwrap_or_else(|| panic!("cargo did not build {FAKE_NVML_FILE}")).to_owned()
-}
-
-struct TestHost {
-    folder: tempfile::TempDir,
-    host: SimulatedHost,
-    source: GpuSource,
-    sim: SimFile,
-}
-
-fn host(gpus: &str) -> TestHost {
-    let folder = tempfile::tempdir().unwrap();
-    let host = SimulatedHost::create(folder.path(), &libraries(), &parse_gpus(gpus).unwrap()).unwrap();
-    let source = host.source().unwrap();
-    let sim = SimFile::open(&host.state()).unwrap();
-    TestHost { folder, host, source, sim }
-}
+use crate::node::{CONTEXT_BYTES, Node, TestHost, host, pod, pod_with};
 
 #[test]
 fn the_driver_describes_its_gpus() {
@@ -68,9 +40,9 @@ fn the_driver_describes_its_gpus() {
     assert_eq!(source.versions().unwrap(), ("570.86.15".into(), (12, 8)));
     assert_eq!(host.driver().sim, Some(folder.path().join("sim")));
 
-    // A GPU in MIG mode is omitted, and the others keep their indices.
+    // A GPU in MIG mode without instances is omitted, and the others keep their indices.
     sim.device(0).mig_enabled.store(1, Relaxed);
-    let others = host.source().unwrap();
+    let others = host.source(MigStrategy::Mixed).unwrap();
     let mut rest = source.gpus()[1..].to_vec();
     rest.iter_mut().for_each(|gpu| _ = gpu.links.remove(&0));
     assert_eq!(others.gpus(), rest);
@@ -125,74 +97,6 @@ fn figures_are_the_drivers() {
     assert_eq!(source.figures().keys().collect::<Vec<_>>(), [&source.gpus()[0].uuid]);
 }
 
-/// The memory that each process may use beyond its limit.
-const CONTEXT_BYTES: u64 = 1 << 20;
-
-/// The plugin with a device manager, as the node runs them.
-struct Node {
-    manager: Arc<DeviceManager>,
-    meter: GpuMeter,
-    stop: CancellationToken,
-    folder: tempfile::TempDir,
-}
-
-impl Node {
-    fn start(source: GpuSource, host: &SimulatedHost, quarantine: Duration) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        // Stands for the shim that containers would get; no container runs.
-        std::fs::write(folder.path().join(SHIM_FILE), "").unwrap();
-        let driver = DriverFiles { libraries: Vec::new(), ..host.driver() };
-        let manager = DeviceManager::create(DeviceConfig::new(folder.path().join("p"))).unwrap();
-        let config = PluginConfig {
-            source,
-            libraries: Libraries { folder: folder.path().to_owned(), driver },
-            limits: folder.path().join("limits"),
-            sockets: manager.folder().to_owned(),
-            quarantine,
-            inspection: InspectionConfig {
-                tolerance: MemoryTolerance { context_bytes: CONTEXT_BYTES, readings: 3 },
-                every: Duration::from_millis(1),
-                proc: folder.path().join("proc"),
-            },
-        };
-        let plugin = NvidiaPlugin::create(config, manager.allocations()).unwrap();
-        let (meter, stop) = (plugin.meter(), CancellationToken::new());
-        tokio::spawn(manager.clone().run(stop.clone()));
-        tokio::spawn(plugin.run(stop.clone()));
-        Self { manager, meter, stop, folder }
-    }
-
-    /// Waits until the node has this capacity and this allocatable number of a resource.
-    async fn offers(&self, resource: &str, capacity: u64, allocatable: u64) {
-        let mut changes = self.manager.changes();
-        let reached = async {
-            loop {
-                let counts = self.manager.counts();
-                let of = |counts: &BTreeMap<String, u64>| counts.get(resource).copied();
-                if (of(&counts.capacity), of(&counts.allocatable)) == (Some(capacity), Some(allocatable)) {
-                    return;
-                }
-                changes.changed().await.unwrap();
-            }
-        };
-        let in_time = tokio::time::timeout(Duration::from_secs(20), reached).await;
-        in_time.unwrap_or_else(|_| {
-            panic!("not {allocatable} of {capacity} {resource}: {:?}", self.manager.counts())
-        });
-    }
-
-    /// Whether each GPU is healthy, and its faults.
-    fn health(&self) -> Vec<(bool, u64)> {
-        self.meter.read().iter().map(|one| (one.gpu.fault.is_none(), one.gpu.faults)).collect()
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
 /// An Xid is a fault only if no program caused it; the fault also affects the GPU's shares, and ends when the GPU
 /// passes its self-test: with memory errors, after a reset.
 #[tokio::test(flavor = "multi_thread")]
@@ -223,25 +127,6 @@ async fn a_gpu_with_a_fault_is_offered_again_when_it_is_well() {
     sim.device(0).lost.store(0, Relaxed);
     node.offers(RESOURCE_GPU, 2, 2).await;
     assert_eq!(node.health()[0], (true, 1));
-}
-
-/// A pod whose container asks for a share of a GPU, and for 1 GiB of its memory.
-fn pod(uid: &str, cores: u32) -> PodDeviceClaims {
-    pod_with(uid, &[(RESOURCE_CORE, cores), (RESOURCE_MEMORY, 4)])
-}
-
-fn pod_with(uid: &str, resources: &[(&str, u32)]) -> PodDeviceClaims {
-    let claim = DeviceClaim {
-        container: "c".into(),
-        role: ContainerRole::Main,
-        resources: resources.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect(),
-    };
-    PodDeviceClaims {
-        uid: PodUid(uid.into()),
-        pod: ObjectKey::new("default", uid),
-        annotations: BTreeMap::new(),
-        claims: vec![claim],
-    }
 }
 
 /// Two GPUs have 80 hundredths free together, and none has 60: a pod for 60 waits; one that asks for the impossible
