@@ -3,7 +3,9 @@
 use mayfly_csi::{
     proto::{
         GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest,
-        GetPluginInfoResponse, OptionalBool, ProbeRequest, ProbeResponse, identity_server::Identity,
+        GetPluginInfoResponse, OptionalBool, PluginCapability, ProbeRequest, ProbeResponse,
+        identity_server::Identity,
+        plugin_capability::{self, Service, service},
     },
     registration::{
         InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
@@ -31,7 +33,9 @@ impl Identity for Bridge {
         &self,
         _request: Request<GetPluginCapabilitiesRequest>,
     ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
-        Ok(Response::new(GetPluginCapabilitiesResponse { capabilities: Vec::new() }))
+        let controller = Service { r#type: service::Type::ControllerService.into() };
+        let capability = PluginCapability { r#type: Some(plugin_capability::Type::Service(controller)) };
+        Ok(Response::new(GetPluginCapabilitiesResponse { capabilities: vec![capability] }))
     }
 
     /// Calls `init` if it was not called since the program was installed.

@@ -6,11 +6,14 @@
 //! NodePublishVolume   mount, or a bind mount of the device
 //! NodeUnpublishVolume unmount
 //! NodeUnstageVolume   unmountdevice, detach
+//! NodeExpandVolume    expandvolume, expandfs                   where the driver supports them
+//! NodeGetVolumeStats  none: the file system's own figures
 //! ```
 //! The bridge keeps no state: the volume's id is the volume's name for the driver, and the mount table tells what is
-//! mounted. The node attaches, so there is no controller service; the CSIDriver object has `attachRequired: false`.
+//! mounted. The node attaches, so the CSIDriver object has `attachRequired: false`; the controller service only passes expansions on
+//! to the node.
 //!
-//! **Belongs here:** the services of CSI's node plugin and its registration ([`serve`]), their translation to calls of
+//! **Belongs here:** the services of a CSI plugin and its registration ([`serve`]), their translation to calls of
 //! the driver.
 //!
 //! **Does not belong here:** the calls themselves (`platform/flexvolume`), the command line (`platform/server`).
@@ -19,8 +22,10 @@
 
 #![warn(missing_debug_implementations)]
 
+mod controller;
 mod identity;
 mod node;
+mod statistics;
 #[cfg(test)]
 mod tests;
 
@@ -33,7 +38,7 @@ use std::{
 };
 
 use mayfly_csi::{
-    proto::{identity_server::IdentityServer, node_server::NodeServer},
+    proto::{controller_server::ControllerServer, identity_server::IdentityServer, node_server::NodeServer},
     registration::registration_server::RegistrationServer,
 };
 use mayfly_devices::serve as grpc;
@@ -89,11 +94,13 @@ pub async fn serve(config: BridgeConfig, stop: CancellationToken) -> io::Result<
     let bridge = Arc::new(Bridge { config, driver, busy: Mutex::default() });
     let identity = IdentityServer::from_arc(bridge.clone());
     let node = NodeServer::new(node::NodeService { bridge: bridge.clone() });
+    let controller = ControllerServer::new(controller::ControllerService { bridge: bridge.clone() });
     let csi = tower::service_fn(move |request: http::Request<hyper::body::Incoming>| {
-        let (mut identity, mut node) = (identity.clone(), node.clone());
+        let (mut identity, mut node, mut controller) = (identity.clone(), node.clone(), controller.clone());
         async move {
             match request.uri().path().split('/').nth(1) {
                 Some("csi.v1.Node") => node.call(request).await,
+                Some("csi.v1.Controller") => controller.call(request).await,
                 _ => identity.call(request).await,
             }
         }

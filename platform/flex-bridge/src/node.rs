@@ -7,20 +7,23 @@ use std::{
     sync::Arc,
 };
 
-use mayfly_csi::proto::{
-    NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
-    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
-    NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability,
-    NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
-    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, VolumeCapability,
-    node_server::Node,
-    node_service_capability::{self, Rpc, rpc},
-    volume_capability::{AccessType, access_mode::Mode},
+use mayfly_csi::{
+    capability,
+    proto::{
+        NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
+        NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
+        NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse,
+        NodeServiceCapability, NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest,
+        NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, VolumeCapability,
+        node_server::Node,
+        node_service_capability::{self, Rpc, rpc},
+        volume_capability::{AccessType, access_mode::Mode},
+    },
 };
 use mayfly_flexvolume::{CallOptions, FlexError, mounts::is_mount_point};
 use tonic::{Request, Response, Status};
 
-use crate::Bridge;
+use crate::{Bridge, statistics::FileSystemUse};
 
 /// The prefix of the keys that the kubelet adds to a volume's context, and those that drivers get.
 const KUBELET_PREFIX: &str = "csi.storage.k8s.io/";
@@ -182,6 +185,26 @@ impl Bridge {
         }
     }
 
+    async fn expand(
+        &self,
+        path: &Path,
+        request: NodeExpandVolumeRequest,
+    ) -> Result<NodeExpandVolumeResponse, Status> {
+        let wanted = request.capacity_range.map_or(0, |range| range.required_bytes);
+        let new_bytes = u64::try_from(wanted).ok().filter(|bytes| *bytes > 0);
+        let Some(new_bytes) = new_bytes else {
+            return Err(Status::invalid_argument("the volume's new size is missing"));
+        };
+        // The call has no attributes of the volume; older callers omit its capability, too.
+        let capability = request.volume_capability.or_else(|| Some(capability(false, "", Vec::new(), &[])));
+        let options = MountRequest::new(&request.volume_id, capability, false, &HashMap::new())?.options;
+        let measured = path.to_owned();
+        let used = tokio::task::spawn_blocking(move || FileSystemUse::of(&measured));
+        let old_bytes = used.await.map_err(|error| Status::internal(error.to_string()))??.bytes.total;
+        self.driver.expand(path, new_bytes, old_bytes, &options).await.map_err(status)?;
+        Ok(NodeExpandVolumeResponse { capacity_bytes: wanted })
+    }
+
     async fn unstage(&self, staging: &Path, volume: &str) -> Result<NodeUnstageVolumeResponse, Status> {
         let attaches = match self.driver.capabilities().await {
             Ok(found) => found.attach,
@@ -242,28 +265,44 @@ impl Node for NodeService {
 
     async fn node_get_volume_stats(
         &self,
-        _request: Request<NodeGetVolumeStatsRequest>,
+        request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
-        Err(Status::unimplemented("FlexVolume drivers have no statistics"))
+        let request = request.into_inner();
+        if request.volume_id.is_empty() {
+            return Err(Status::invalid_argument("the volume's id is missing"));
+        }
+        let path = absolute(&request.volume_path)?;
+        // A file system whose server is away blocks.
+        let used = tokio::task::spawn_blocking(move || FileSystemUse::of(&path));
+        let used = used.await.map_err(|error| Status::internal(error.to_string()))??;
+        let usage = used.usage();
+        Ok(Response::new(NodeGetVolumeStatsResponse { usage, volume_condition: None }))
     }
 
     async fn node_expand_volume(
         &self,
-        _request: Request<NodeExpandVolumeRequest>,
+        request: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
-        Err(Status::unimplemented("volumes of the bridge are not expanded"))
+        let request = request.into_inner();
+        let (volume, path) = (request.volume_id.clone(), request.volume_path.clone());
+        self.run(&volume, &path, |bridge, path| async move { bridge.expand(&path, request).await }).await
     }
 
     async fn node_get_capabilities(
         &self,
         _request: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        let stages = self.bridge.attaches().await?.then(|| NodeServiceCapability {
-            r#type: Some(node_service_capability::Type::Rpc(Rpc {
-                r#type: rpc::Type::StageUnstageVolume.into(),
-            })),
-        });
-        Ok(Response::new(NodeGetCapabilitiesResponse { capabilities: stages.into_iter().collect() }))
+        // Only a call shows whether a driver can expand volumes.
+        let mut rpcs = vec![rpc::Type::GetVolumeStats, rpc::Type::ExpandVolume];
+        if self.bridge.attaches().await? {
+            rpcs.push(rpc::Type::StageUnstageVolume);
+        }
+        let capability = |one: rpc::Type| NodeServiceCapability {
+            r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: one.into() })),
+        };
+        Ok(Response::new(NodeGetCapabilitiesResponse {
+            capabilities: rpcs.into_iter().map(capability).collect(),
+        }))
     }
 
     async fn node_get_info(

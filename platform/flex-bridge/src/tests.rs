@@ -8,10 +8,11 @@ use std::{
 };
 
 use mayfly_csi::{
-    CsiDriver, CsiError, capability,
+    ControllerAbilities, CsiDriver, CsiError, capability,
     proto::{
+        CapacityRange, ControllerExpandVolumeRequest, NodeExpandVolumeRequest, NodeGetVolumeStatsRequest,
         NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
-        NodeUnstageVolumeRequest,
+        NodeUnstageVolumeRequest, VolumeUsage, volume_usage::Unit,
     },
 };
 use mayfly_flexvolume::mounts::{is_mount_point, mounts_below};
@@ -31,6 +32,7 @@ case $1 in
 init) echo "{\"status\": \"Success\", \"capabilities\": {\"attach\": $ATTACH}}"; exit 0 ;;
 attach) echo '{"status": "Success", "device": "/dev/one"}'; exit 0 ;;
 mountdevice) [ "$3" = /dev/one ] && mount -t tmpfs flex "$2" && echo kept > "$2/data" && success ;;
+expandvolume) mount -o "remount,size=$4" "$3" && success ;;
 mount) $ATTACH || { mount -t tmpfs flex "$2" && echo "$3" > "$2/options" && success; } ;;
 unmount | unmountdevice) umount "$2" && success ;;
 detach) success ;;
@@ -130,6 +132,25 @@ impl BridgedDriver {
         self.client.node_publish_volume(self.publication()).await.map(drop)
     }
 
+    async fn expand(&self, required_bytes: i64) -> Result<i64, CsiError> {
+        let request = NodeExpandVolumeRequest {
+            volume_id: "v1".into(),
+            volume_path: self.path("target").to_string_lossy().into_owned(),
+            capacity_range: Some(CapacityRange { required_bytes, limit_bytes: 0 }),
+            ..NodeExpandVolumeRequest::default()
+        };
+        self.client.node_expand_volume(request).await.map(|answer| answer.capacity_bytes)
+    }
+
+    async fn statistics(&self) -> Result<Vec<VolumeUsage>, CsiError> {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: "v1".into(),
+            volume_path: self.path("target").to_string_lossy().into_owned(),
+            ..NodeGetVolumeStatsRequest::default()
+        };
+        self.client.node_get_volume_stats(request).await.map(|answer| answer.usage)
+    }
+
     async fn unpublish(&self) -> Result<(), CsiError> {
         let target_path = self.path("target").to_string_lossy().into_owned();
         let request = NodeUnpublishVolumeRequest { volume_id: "v1".into(), target_path };
@@ -180,7 +201,8 @@ fn the_name_follows_from_the_drivers_folder() {
 async fn a_driver_that_attaches_is_staged_and_published() {
     let test = "a_driver_that_attaches_is_staged_and_published";
     let Some(driver) = BridgedDriver::start(test, true).await else { return };
-    assert!(driver.client.node.stage && driver.client.controller.is_none());
+    let only_expands = ControllerAbilities { expand: true, ..ControllerAbilities::default() };
+    assert!(driver.client.node.stage && driver.client.controller == Some(only_expands));
     assert_eq!((driver.client.node_id.as_str(), driver.names()), ("n1", vec!["init".to_owned()]));
     driver.stage().await.unwrap();
     let options = r#"{"kubernetes.io/fsType":"ext4","kubernetes.io/pvOrVolumeName":"v1","kubernetes.io/readwrite":"rw","size":"1Gi"}"#;
@@ -310,6 +332,45 @@ async fn a_failure_is_told_and_a_call_in_progress_is_not_repeated() {
         assert_eq!(refused(Err(error)).0, Code::Aborted);
     }
     assert_eq!(driver.names(), ["init", "mount"]);
+    driver.unpublish().await.unwrap();
+    assert!(driver.is_clean());
+}
+
+#[tokio::test]
+async fn a_volume_is_expanded_and_measured() {
+    let test = "a_volume_is_expanded_and_measured";
+    let Some(driver) = BridgedDriver::start(test, false).await else { return };
+    assert!(driver.client.node.expand && driver.client.node.stats);
+    let capacity_range = Some(CapacityRange { required_bytes: 8 << 20, limit_bytes: 0 });
+    let request =
+        ControllerExpandVolumeRequest { volume_id: "v1".into(), capacity_range, ..Default::default() };
+    let answer = driver.client.controller_expand_volume(request).await.unwrap();
+    assert!(answer.node_expansion_required && answer.capacity_bytes == 8 << 20);
+    assert_eq!(refused(driver.statistics().await.map(drop)).0, Code::NotFound, "it is not mounted");
+    assert_eq!(refused(driver.expand(1 << 20).await.map(drop)).0, Code::NotFound, "it is not mounted");
+    driver.publish().await.unwrap();
+    driver.names();
+    assert_eq!(driver.expand(8 << 20).await.unwrap(), 8 << 20);
+    let calls = driver.calls();
+    let names: Vec<_> = calls.iter().filter_map(|call| call.split(' ').next()).collect();
+    assert_eq!(names, ["expandvolume", "expandfs"], "the driver does not support the second call");
+    let target = driver.path("target").to_string_lossy().into_owned();
+    assert!(calls[0].contains(&format!("}} {target} {} ", 8 << 20)), "{calls:?}");
+    assert!(calls[1].contains(&format!("}} flex {target} {} ", 8 << 20)), "{calls:?}");
+
+    fs::write(driver.path("target/more"), vec![0; 1 << 20]).unwrap();
+    let usage = driver.statistics().await.unwrap();
+    let of = |unit: Unit| usage.iter().find(|one| one.unit() == unit).unwrap();
+    let bytes = of(Unit::Bytes);
+    assert_eq!((bytes.total, bytes.used + bytes.available), (8 << 20, 8 << 20));
+    assert!(((1 << 20)..(2 << 20)).contains(&bytes.used), "{bytes:?}");
+    assert!(of(Unit::Inodes).used >= 2 && of(Unit::Inodes).total > 0);
+
+    assert_eq!(refused(driver.expand(0).await.map(drop)).0, Code::InvalidArgument);
+    // A driver that supports neither call.
+    fs::write(driver.beside("fault-expandvolume"), "echo '{\"status\": \"Not supported\"}'; exit 1").unwrap();
+    let (code, message) = refused(driver.expand(9 << 20).await.map(drop));
+    assert!(code == Code::Unimplemented && message.contains("expandvolume"), "{code:?}: {message}");
     driver.unpublish().await.unwrap();
     assert!(driver.is_clean());
 }

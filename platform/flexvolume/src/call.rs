@@ -38,11 +38,14 @@ pub struct DriverCapabilities {
     /// Whether the caller changes the group of mounted volumes.
     #[serde(rename = "fsGroup")]
     pub fs_group: bool,
+    /// Whether the file system of an expanded volume is expanded by a call of its own.
+    #[serde(rename = "requiresFSResize")]
+    pub requires_fs_resize: bool,
 }
 
 impl Default for DriverCapabilities {
     fn default() -> Self {
-        Self { attach: true, fs_group: true }
+        Self { attach: true, fs_group: true, requires_fs_resize: true }
     }
 }
 
@@ -161,7 +164,14 @@ mod tests {
         assert_eq!((good.device.as_str(), good.capabilities.attach), ("/dev/x", true));
         let answer =
             judged(Some(0), r#"{"status": "Success", "capabilities": {"attach": false}}"#, "").unwrap();
-        assert_eq!(answer.capabilities, DriverCapabilities { attach: false, fs_group: true });
+        assert_eq!(
+            answer.capabilities,
+            DriverCapabilities { attach: false, ..DriverCapabilities::default() }
+        );
+        let answer =
+            judged(Some(0), r#"{"status": "Success", "capabilities": {"requiresFSResize": false}}"#, "")
+                .unwrap();
+        assert!(!answer.capabilities.requires_fs_resize && answer.capabilities.attach);
         for (code, stdout, expected) in [
             (Some(1), r#"{"status": "Failure", "message": "no disk"}"#, "failed: no disk (stderr: noise)"),
             (Some(1), r#"{"status": "Not supported"}"#, "is not supported"),

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::{
     CallOptions,
     call::{self, DriverAnswer, DriverCapabilities, FlexError},
-    mounts::is_mount_point,
+    mounts::{is_mount_point, source_of},
 };
 
 /// The timeout of a driver's call: upstream's value.
@@ -87,16 +87,17 @@ impl FlexDriver {
         Ok(capabilities)
     }
 
-    /// Calls the driver; `None` if it does not support the call, which is remembered until the driver changes.
+    /// Calls the driver; `None` if it does not support the call, which is remembered until the driver changes. The
+    /// program may be replaced during the call: its answer then says nothing about the new one.
     async fn call(&self, call: &'static str, arguments: &[&str]) -> Result<Option<DriverAnswer>, FlexError> {
-        let is_known = |known: &KnownProgram| known.not_supported.contains(call);
-        if self.known.lock().as_ref().is_some_and(is_known) {
-            return Ok(None);
-        }
+        let called = match self.known.lock().as_ref() {
+            Some(known) if known.not_supported.contains(call) => return Ok(None),
+            known => known.map(|known| known.file),
+        };
         let limit = if call == "waitforattach" { ATTACH_TIMEOUT } else { self.call_timeout };
         match call::call(&self.name, &self.program, call, arguments, limit).await {
             Err(FlexError::NotSupported { .. }) => {
-                if let Some(known) = self.known.lock().as_mut() {
+                if let Some(known) = self.known.lock().as_mut().filter(|known| Some(known.file) == called) {
                     known.not_supported.insert(call);
                 }
                 Ok(None)
@@ -176,6 +177,34 @@ impl FlexDriver {
         Ok(())
     }
 
+    /// Expands the volume that is mounted at `path` to `new_bytes`, then its file system, unless the driver does both in
+    /// one call. Drivers may support one of the calls only.
+    ///
+    /// # Errors
+    /// A call fails, or the driver supports neither.
+    pub async fn expand(
+        &self,
+        path: &Path,
+        new_bytes: u64,
+        old_bytes: u64,
+        options: &CallOptions,
+    ) -> Result<(), FlexError> {
+        let capabilities = self.capabilities().await?;
+        let (options, mounted) = (options.json(), path.to_string_lossy());
+        let (new, old) = (new_bytes.to_string(), old_bytes.to_string());
+        let volume = self.call("expandvolume", &[&options, &mounted, &new, &old]).await?;
+        let file_system = if capabilities.requires_fs_resize {
+            let device = source_of(path).unwrap_or_default();
+            self.call("expandfs", &[&options, &device, &mounted, &new, &old]).await?
+        } else {
+            None
+        };
+        match volume.or(file_system) {
+            Some(_) => Ok(()),
+            None => Err(FlexError::NotSupported { driver: self.name.clone(), call: "expandvolume".into() }),
+        }
+    }
+
     /// Undoes [`Self::mount`], also where the driver was removed or unmounts nothing.
     ///
     /// # Errors
@@ -222,4 +251,92 @@ fn bind(from: &Path, to: &Path, read_only: bool) -> Result<(), FlexError> {
         mount(Some(from), to, none, flags, none).map_err(failed)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// Installs a driver as installers do: a new file takes the place of the old one.
+    fn install(program: &Path, script: &str) {
+        let new = program.with_extension("new");
+        fs::write(&new, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::rename(new, program).unwrap();
+    }
+
+    const SUCCESS: &str = r#"echo '{"status": "Success"}'"#;
+
+    #[tokio::test]
+    async fn a_program_that_is_replaced_during_a_call_is_not_judged_by_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("disk");
+        // Waits at a gate in each call but `init`: opening a named pipe waits for its writer.
+        let gate = folder.path().join("gate");
+        assert!(std::process::Command::new("mkfifo").arg(&gate).status().unwrap().success());
+        let refuse = r#"echo '{"status": "Not supported"}'; exit 1"#;
+        let old = format!(
+            "[ $1 = init ] && {{ {SUCCESS}; exit; }}\ncat '{}' > /dev/null\n{refuse}",
+            gate.display()
+        );
+        install(&program, &old);
+        let driver = std::sync::Arc::new(FlexDriver::new("disk", program.clone(), CALL_TIMEOUT));
+        driver.capabilities().await.unwrap();
+        let called = driver.clone();
+        let waiting = tokio::spawn(async move { called.call("mount", &[]).await });
+        // Opens when the driver has opened its end.
+        let opened = gate.clone();
+        let writer = tokio::task::spawn_blocking(move || fs::OpenOptions::new().write(true).open(opened));
+        let writer = writer.await.unwrap().unwrap();
+        install(&program, SUCCESS);
+        driver.capabilities().await.unwrap();
+        drop(writer);
+        assert_eq!(waiting.await.unwrap(), Ok(None), "the old program does not support the call");
+        assert!(driver.call("mount", &[]).await.unwrap().is_some(), "the new one does");
+    }
+
+    #[tokio::test]
+    async fn a_volume_is_expanded_by_the_calls_that_the_driver_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let (program, path) = (folder.path().join("disk"), folder.path().join("volume"));
+        let log = folder.path().join("calls");
+        let options = CallOptions::default();
+        for (supported, resizes, expected) in [
+            ("expandvolume expandfs", true, Some(vec!["expandvolume", "expandfs"])),
+            ("expandvolume", true, Some(vec!["expandvolume", "expandfs"])),
+            ("expandfs", true, Some(vec!["expandvolume", "expandfs"])),
+            ("expandvolume expandfs", false, Some(vec!["expandvolume"])),
+            ("expandfs", false, None),
+            ("", true, None),
+        ] {
+            let script = format!(
+                "[ $1 = init ] && {{ echo '{{\"status\": \"Success\", \"capabilities\": {{\"requiresFSResize\": {resizes}}}}}'; exit; }}\n\
+                 echo \"$@\" >> {}\ncase ' {supported} ' in *\" $1 \"*) {SUCCESS}; exit;; esac\n\
+                 echo '{{\"status\": \"Not supported\"}}'; exit 1",
+                log.display()
+            );
+            install(&program, &script);
+            let driver = FlexDriver::new("disk", program.clone(), CALL_TIMEOUT);
+            let expanded = driver.expand(&path, 200, 100, &options).await;
+            let calls = fs::read_to_string(&log).unwrap_or_default();
+            fs::remove_file(&log).unwrap();
+            let Some(expected) = expected else {
+                assert!(matches!(expanded, Err(FlexError::NotSupported { .. })), "{supported}: {expanded:?}");
+                continue;
+            };
+            assert_eq!(expanded, Ok(()), "{supported}");
+            let mounted = path.to_string_lossy();
+            let line = |name: &&str| match *name {
+                "expandvolume" => format!("expandvolume {{}} {mounted} 200 100"),
+                name => format!("{name} {{}}  {mounted} 200 100"),
+            };
+            assert_eq!(
+                calls.lines().collect::<Vec<_>>(),
+                expected.iter().map(line).collect::<Vec<_>>(),
+                "{supported}"
+            );
+        }
+    }
 }
