@@ -35,6 +35,9 @@ use crate::{Digest, k8s::jiff::Timestamp};
 pub const ANNOTATION_INPUTS: &str = "mayfly.dev/inputs";
 /// On a pod: a [`Collected`], written by the node.
 pub const ANNOTATION_OUTPUTS: &str = "mayfly.dev/outputs";
+/// On a pod that had GPUs: the GPU time that it used on all of them together, in seconds with three decimals. Written by
+/// the node before the pod's phase becomes final.
+pub const ANNOTATION_GPU_SECONDS: &str = "mayfly.dev/gpu-seconds";
 /// On a Job: a list of [`JobOutcome`], written by the job controller.
 pub const ANNOTATION_OUTCOMES: &str = "mayfly.dev/outcomes";
 
@@ -243,6 +246,21 @@ pub struct JobOutcome {
     pub message: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outputs: Option<Collected>,
+    /// The GPU time that the pod used; `None`: it had no GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_ms: Option<u64>,
+}
+
+/// The value of [`ANNOTATION_GPU_SECONDS`].
+pub fn gpu_seconds(time: std::time::Duration) -> String {
+    format!("{:.3}", time.as_secs_f64())
+}
+
+/// The milliseconds in a value of [`ANNOTATION_GPU_SECONDS`]; `None`: it has another form.
+pub fn gpu_ms(seconds: &str) -> Option<u64> {
+    let (seconds, thousandths) = seconds.split_once('.')?;
+    let thousandths = Some(thousandths).filter(|digits| digits.len() == 3)?;
+    seconds.parse::<u64>().ok()?.checked_mul(1000)?.checked_add(thousandths.parse().ok()?)
 }
 
 #[cfg(test)]
@@ -250,6 +268,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn gpu_time_is_written_in_seconds() {
+        for ms in [0, 7, 1500, 61_050, 86_400_000] {
+            assert_eq!(gpu_ms(&gpu_seconds(std::time::Duration::from_millis(ms))), Some(ms));
+        }
+        assert_eq!(gpu_seconds(std::time::Duration::from_millis(61_050)), "61.050");
+        for other in ["", "5", "5.1", "-1.000", "1.00x", "1.0000"] {
+            assert_eq!(gpu_ms(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn inputs_are_checked() {

@@ -182,7 +182,7 @@ impl JobController {
     ) -> Result<(), Error> {
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), &key.namespace);
         let mut version_now = job.metadata.resource_version.clone();
-        if job.spec.as_ref().is_some_and(has_inputs) && !plan.outcomes.is_empty() {
+        if keeps_outcomes(job, &plan.outcomes) {
             known.extend(plan.outcomes.iter().cloned());
             let annotations = json!({ANNOTATION_OUTCOMES: json!(known).to_string()});
             let patch = json!({"metadata": {"resourceVersion": version_now, "annotations": annotations}});
@@ -214,6 +214,12 @@ impl JobController {
         let tracked = pods.iter().filter(|pod| is_tracked(pod));
         self.owned.without_finalizer(&key.namespace, tracked, FINALIZER).await
     }
+}
+
+/// Whether new outcomes are recorded: those of a Job with inputs and outputs, and of pods that had GPUs.
+pub(super) fn keeps_outcomes(job: &Job, outcomes: &[PodOutcome]) -> bool {
+    let takes_part = job.spec.as_ref().is_some_and(has_inputs);
+    !outcomes.is_empty() && (takes_part || outcomes.iter().any(|outcome| outcome.gpu_ms.is_some()))
 }
 
 /// The recorded outcomes of a Job's pods.

@@ -1,7 +1,7 @@
 //! Properties of one pod of a Job: pure.
 
 use mayfly_api::{
-    job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTPUTS, JobOutcome},
+    job_io::{ANNOTATION_GPU_SECONDS, ANNOTATION_INPUTS, ANNOTATION_OUTPUTS, JobOutcome, gpu_ms},
     k8s::{
         api::{
             batch::v1::JobSpec,
@@ -118,7 +118,7 @@ pub(super) fn outcome(pod: &Pod) -> JobOutcome {
     let status = pod.status.clone().unwrap_or_default();
     let end = ends(pod).find(|(_, end)| end.exit_code != 0).or_else(|| ends(pod).next()).map(|(_, end)| end);
     let of_container = |field: fn(&ContainerStateTerminated) -> Option<String>| end.and_then(field);
-    let annotation = pod.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_OUTPUTS));
+    let annotation = |name: &str| pod.metadata.annotations.as_ref().and_then(|all| all.get(name));
     JobOutcome {
         pod: pod.metadata.name.clone().unwrap_or_default(),
         index: index(pod),
@@ -127,6 +127,7 @@ pub(super) fn outcome(pod: &Pod) -> JobOutcome {
         // The pod's own reason (a deadline, an eviction) takes precedence.
         reason: status.reason.or_else(|| of_container(|end| end.reason.clone())).unwrap_or_default(),
         message: status.message.or_else(|| of_container(|end| end.message.clone())).unwrap_or_default(),
-        outputs: annotation.and_then(|text| serde_json::from_str(text).ok()),
+        outputs: annotation(ANNOTATION_OUTPUTS).and_then(|text| serde_json::from_str(text).ok()),
+        gpu_ms: annotation(ANNOTATION_GPU_SECONDS).and_then(|seconds| gpu_ms(seconds)),
     }
 }

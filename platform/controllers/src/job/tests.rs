@@ -347,6 +347,19 @@ fn an_indexed_job_that_shrinks_keeps_the_indexes_that_are_left() {
 }
 
 #[test]
+fn the_gpu_time_of_pods_is_recorded_for_any_job() {
+    let job = job(json!({"completions": 2, "parallelism": 2}), json!({}));
+    let plain = pod("a", "Succeeded", true);
+    assert!(!super::act::keeps_outcomes(&job, &look(&job, std::slice::from_ref(&plain)).outcomes));
+    let mut with_gpu = Pod::clone(&pod("b", "Failed", true));
+    with_gpu.metadata.annotations = Some([("mayfly.dev/gpu-seconds".to_owned(), "2.500".to_owned())].into());
+    let outcomes = look(&job, &[plain, Arc::new(with_gpu)]).outcomes;
+    assert!(super::act::keeps_outcomes(&job, &outcomes));
+    let times: Vec<_> = outcomes.iter().map(|outcome| (outcome.pod.as_str(), outcome.gpu_ms)).collect();
+    assert_eq!(times, [("a", None), ("b", Some(2500))]);
+}
+
+#[test]
 fn a_suspended_job_rests() {
     let spec = json!({"completions": 1, "suspend": true});
     let old = json!({"startTime": "2025-01-01T00:00:00Z"});

@@ -9,7 +9,7 @@ use kube::{
 };
 use mayfly_api::{
     ObjectKey,
-    job_io::ANNOTATION_OUTPUTS,
+    job_io::{ANNOTATION_GPU_SECONDS, ANNOTATION_OUTPUTS, gpu_seconds},
     k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
 use mayfly_informer::reconcile::Outcome;
@@ -56,6 +56,27 @@ impl Worker {
         timeout(GPU_TIME_WAIT, read).await.ok()?.ok()?
     }
 
+    /// Records the GPU time of a pod whose containers have ended. It is not part of the pod's status.
+    pub(super) async fn record_gpu_time(&self, pod: &Pod, local: &LocalPod) -> kube::Result<()> {
+        let Some(time) = local.gpu_time else { return Ok(()) };
+        let seconds = gpu_seconds(time);
+        let known = pod.metadata.annotations.as_ref().and_then(|all| all.get(ANNOTATION_GPU_SECONDS));
+        if known == Some(&seconds) {
+            return Ok(());
+        }
+        self.annotate(&ObjectKey::of(pod), local, ANNOTATION_GPU_SECONDS, &seconds).await
+    }
+
+    /// Sets an annotation of a pod, unless the pod was removed or replaced.
+    async fn annotate(&self, key: &ObjectKey, local: &LocalPod, name: &str, value: &str) -> kube::Result<()> {
+        let patch = json!({"metadata": {"uid": local.uid.0, "annotations": {name: value}}});
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        match api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
+            Err(error) if is_gone(&error) => Ok(()),
+            result => result.map(|_| ()),
+        }
+    }
+
     /// Ends a deleted pod, and then removes its object unless it has finalizers.
     pub(super) async fn terminate(
         &self,
@@ -77,6 +98,8 @@ impl Worker {
             return Ok(Outcome::RequeueAfter(TRY_AGAIN));
         }
         self.forget_sandbox(&mut local).await;
+        self.keep(key, &local);
+        self.record_gpu_time(pod, &local).await?;
         if needs_collecting(pod, &local) && local.collect_not_before.is_none_or(|at| at <= Instant::now()) {
             self.collect(key, pod, &mut local).await?;
         }
@@ -141,13 +164,7 @@ impl Worker {
                     self.events.warning(pod, job::UNSENT, why.clone());
                     local.ended.get_or_insert((job::UNSENT, why.clone()));
                 }
-                let annotations = json!({ANNOTATION_OUTPUTS: json!(collected).to_string()});
-                let patch = json!({"metadata": {"uid": local.uid.0, "annotations": annotations}});
-                let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
-                match api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await {
-                    Err(error) if is_gone(&error) => {}
-                    result => drop(result?),
-                }
+                self.annotate(key, local, ANNOTATION_OUTPUTS, &json!(collected).to_string()).await?;
                 jobs.remove(&local.uid).await;
             }
             Err(why) => {

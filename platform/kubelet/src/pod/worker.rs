@@ -101,6 +101,7 @@ impl Worker {
             match plan(&pod, &local, now) {
                 Step::Wait(rest) => {
                     self.keep(&key, &local);
+                    self.record_gpu_time(&pod, &local).await?;
                     self.write_status(&pod, &local, now.wall).await?;
                     let left = |rest: Duration| rest.saturating_sub(now.steady.elapsed());
                     return Ok(rest.map_or(Outcome::Done, |rest| Outcome::RequeueAfter(left(rest))));

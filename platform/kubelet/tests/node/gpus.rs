@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
-use mayfly_api::job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTPUTS, Collected, Outputs};
+use mayfly_api::job_io::{ANNOTATION_GPU_SECONDS, ANNOTATION_INPUTS, ANNOTATION_OUTPUTS, Collected, Outputs};
 use mayfly_artifacts::Artifacts;
 use mayfly_kubelet::JobFiles;
 use mayfly_runtime::{ContainerId, NodeGpus, PodUid, Runtime as _};
@@ -48,6 +48,22 @@ async fn a_pod_that_uses_more_gpu_memory_than_it_may_is_evicted() {
     assert_eq!((event.type_.as_deref(), event.message.as_deref()), (Some("Warning"), Some(message)));
     cluster.eventually("its sandbox is removed", async || !cluster.runtime.sandboxes().contains(&uid)).await;
     assert_eq!(phase(&cluster.pods().get("honest").await.unwrap()), "Running");
+}
+
+/// The annotation is there when the phase is final; a pod without a GPU has none.
+#[tokio::test]
+async fn the_gpu_time_of_any_pod_is_in_an_annotation() {
+    for (time, expected) in [(Some(Duration::from_millis(61_050)), Some("61.050")), (None, None)] {
+        let cluster = Cluster::stopped().await;
+        cluster.run_gpus(Arc::new(TestGpus { time, ..TestGpus::default() }), None);
+        let pod = cluster.create("plain", json!({"restartPolicy": "Never"}), json!({})).await;
+        cluster.until("plain", "running", |pod| phase(pod) == "Running").await;
+        let id = ContainerId { pod: PodUid(pod.metadata.uid.unwrap()), name: "main".into(), attempt: 0 };
+        cluster.runtime.exit(&id, 0);
+        let pod = cluster.until("plain", "over", |pod| phase(pod) == "Succeeded").await;
+        let annotations = pod.metadata.annotations.unwrap_or_default();
+        assert_eq!(annotations.get(ANNOTATION_GPU_SECONDS).map(String::as_str), expected);
+    }
 }
 
 #[tokio::test]

@@ -170,6 +170,7 @@ mod tests {
             reason: reason.into(),
             message: message.into(),
             outputs: None,
+            gpu_ms: None,
         }
     }
 
