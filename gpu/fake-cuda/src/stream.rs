@@ -82,7 +82,7 @@ fn enqueue(state: &CudaState, stream: u64, ns: u64) -> Result<(u64, u64), CudaRe
     if known.tail > monotonic_ns() + QUEUED_NS_MAX {
         sleep_until(known.tail - QUEUED_NS_MAX);
     }
-    let (begin, end) = state.sim.submit(device, known.tail.max(monotonic_ns()), ns);
+    let (begin, end) = state.sim.submit_of(state.slot, device, known.tail.max(monotonic_ns()), ns);
     state.tables().streams.entry(stream_key(stream)).or_default().tail = end;
     Ok((begin, end))
 }

@@ -1,14 +1,14 @@
-//! Devices: names, memory, utilization, processes, PCI, NUMA, topology, MIG mode.
+//! Devices: names, memory, processes, PCI, NUMA, topology.
 //!
 //! Safety: see [`crate::state`].
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_ulonglong},
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::Ordering::Relaxed,
 };
 
 use mayfly_gpu_proto::{
-    process::{monotonic_ns, visible_pid},
+    process::visible_pid,
     sim::{SimFile, pci_address},
 };
 
@@ -36,13 +36,6 @@ pub struct MemoryV2 {
     used: u64,
 }
 
-/// `nvmlUtilization_t`.
-#[repr(C)]
-pub struct Utilization {
-    gpu: c_uint,
-    memory: c_uint,
-}
-
 /// `nvmlProcessInfo_t` since version 2.
 #[repr(C)]
 pub struct ProcessInfo {
@@ -65,7 +58,7 @@ pub struct PciInfo {
 }
 
 /// The total and used memory of a device; that of its instances is used.
-fn used(sim: &SimFile, index: usize) -> (u64, u64) {
+pub(crate) fn used(sim: &SimFile, index: usize) -> (u64, u64) {
     sim.reap(None);
     let total = sim.describe(index).memory_bytes;
     let used: u64 = with_instances(sim, index).map(|index| sim.ledger().used(index)).sum();
@@ -75,22 +68,6 @@ fn used(sim: &SimFile, index: usize) -> (u64, u64) {
 /// A device, and its instances if it is a GPU in MIG mode.
 fn with_instances(sim: &SimFile, index: usize) -> impl Iterator<Item = usize> + '_ {
     std::iter::once(index).chain(sim.instances(index))
-}
-
-/// The utilization in percent since this process's last query; the driver reports it for the last sample period.
-fn busy_percent(sim: &SimFile, index: usize) -> c_uint {
-    static LAST: [[AtomicU64; 2]; 16] = [const { [const { AtomicU64::new(0) }; 2] }; 16];
-    let now = monotonic_ns();
-    // A command counts from its submission in the state, but is busy only while it executes.
-    let ahead = sim.device(index).busy_until.load(Relaxed).saturating_sub(now);
-    let busy = sim.device(index).busy_ns.load(Relaxed).saturating_sub(ahead);
-    let before = LAST[index][0].swap(now, Relaxed);
-    let busy_before = LAST[index][1].swap(busy, Relaxed);
-    if before == 0 {
-        return c_uint::from(sim.device(index).busy_until.load(Relaxed) > now) * 100;
-    }
-    let percent = busy.saturating_sub(busy_before).saturating_mul(100) / now.saturating_sub(before).max(1);
-    c_uint::try_from(percent.min(100)).unwrap_or(100)
 }
 
 /// The PCI address in NVML's form, which has four digits more than the kernel's.
@@ -239,17 +216,6 @@ nvml_functions! {
         // SAFETY: the caller's structure, or NULL; its version stays.
         let Some(known) = (unsafe { memory.as_ref() }) else { return INVALID_ARGUMENT };
         out!(memory, MemoryV2 { version: known.version, total, reserved: 0, free: total - used, used });
-        SUCCESS
-    }
-    /// The driver reports none for GPUs in MIG mode and for instances.
-    fn nvmlDeviceGetUtilizationRates(handle: NvmlHandle, rates: *mut Utilization) {
-        let (sim, index) = check!(gpu(handle));
-        if sim.device(index).mig_enabled.load(Relaxed) != 0 {
-            return NOT_SUPPORTED;
-        }
-        let (total, used) = used(sim, index);
-        let memory = c_uint::try_from(used * 100 / total.max(1)).unwrap_or(100);
-        out!(rates, Utilization { gpu: busy_percent(sim, index), memory });
         SUCCESS
     }
     fn nvmlDeviceGetComputeRunningProcesses_v3(handle: NvmlHandle, count: *mut c_uint, infos: *mut ProcessInfo) {

@@ -4,7 +4,7 @@
 //! Loaded as `libnvidia-ml.so.1`; shares the state file of `gpu/fake-cuda` (`mayfly_gpu_proto::sim`), so memory and
 //! processes are those of users of the fake driver, and Xids are injected by tests.
 //!
-//! Start at [`device`]; [`mig`] has the instances of GPUs in MIG mode, [`nvlink`] the links; [`events`] waits
+//! Start at [`device`]; [`utilization`] reports how busy they are, [`mig`] has the instances of GPUs in MIG mode, [`nvlink`] the links; [`events`] waits
 //! for Xids. Not here: CUDA (`gpu/fake-cuda`), limits (`gpu/shim`).
 #![expect(
     unsafe_code,
@@ -17,6 +17,7 @@ pub mod events;
 pub mod mig;
 pub mod nvlink;
 pub mod state;
+pub mod utilization;
 
 /// `nvmlReturn_t`.
 pub type NvmlReturn = i32;

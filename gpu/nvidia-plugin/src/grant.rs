@@ -16,6 +16,8 @@ use crate::{DriverFiles, Gpu};
 
 /// The name of the limits file in a container's folder.
 pub const LIMITS_FILE: &str = "limits";
+/// The name of a file beside it that is not mounted in the container: the elastic limit, in hundredths of a GPU.
+const ELASTIC_FILE: &str = "elastic";
 
 /// The sources of files for containers with GPUs.
 #[derive(Clone, Debug)]
@@ -124,6 +126,8 @@ fn mount(
 pub fn write_limits(folder: &Path, limits: &[DeviceLimit]) -> Result<PathBuf, GrantError> {
     let failed = |source| GrantError::Folder { path: folder.to_owned(), source };
     fs::create_dir_all(folder).map_err(failed)?;
+    let elastic = limits.iter().map(|limit| limit.elastic_percent).max().unwrap_or(0);
+    fs::write(folder.join(ELASTIC_FILE), elastic.to_string()).map_err(failed)?;
     let path = folder.join(LIMITS_FILE);
     let is_changed =
         LimitsFile::open(&path).is_ok_and(|file| limits.iter().all(|limit| file.set_limit(limit).is_ok()));
@@ -131,6 +135,12 @@ pub fn write_limits(folder: &Path, limits: &[DeviceLimit]) -> Result<PathBuf, Gr
         LimitsFile::create(&path, limits)?;
     }
     Ok(path)
+}
+
+/// The elastic limit that a container was given, in hundredths of a GPU; 0: none. `folder`: that of the container.
+pub(crate) fn elastic_percent(folder: &Path) -> u32 {
+    let text = fs::read_to_string(folder.join(ELASTIC_FILE)).unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
 }
 
 /// Releases the memory booked by processes of an earlier start of the container: they cannot release it any more, and

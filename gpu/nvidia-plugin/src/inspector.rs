@@ -1,5 +1,5 @@
-//! Compares the memory that the driver reports for the processes on shared GPUs with the limits of their containers, on
-//! a separate thread: the calls block.
+//! Compares the memory and the GPU time that the driver reports for the processes on shared GPUs with the limits of their
+//! containers, on a separate thread: the calls block.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use mayfly_gpu_proto::LimitsFile;
+use mayfly_gpu_proto::{DeviceUsage, LimitsFile, process::monotonic_ns};
 use mayfly_runtime::{DeviceAllocation, PodUid};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -16,16 +16,19 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     GpuSource, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_MEMORY, grant,
     owners::{ContainerOfPod, ProcessOwners},
-    placement,
+    placement::{self, GpuShare},
     verify::{
         ContainerMemory, MemoryFindings, MemoryReading, MemoryTolerance, MemoryVerifier, StrangeProcess,
     },
+    verify_time::{ContainerTime, TimeTolerance, TimeVerifier},
+    violations::{ViolationKind, ViolationLog},
 };
 
-/// The settings of the verification of memory limits.
+/// The settings of the verification of limits.
 #[derive(Clone, Debug)]
 pub struct InspectionConfig {
     pub tolerance: MemoryTolerance,
+    pub time: TimeTolerance,
     /// The pause between readings.
     pub every: Duration,
     /// The folder of the machine's processes.
@@ -34,35 +37,38 @@ pub struct InspectionConfig {
 
 impl Default for InspectionConfig {
     fn default() -> Self {
-        Self { tolerance: MemoryTolerance::default(), every: Duration::from_secs(2), proc: "/proc".into() }
+        Self {
+            tolerance: MemoryTolerance::default(),
+            time: TimeTolerance::default(),
+            every: Duration::from_secs(2),
+            proc: "/proc".into(),
+        }
     }
 }
 
-/// The pods that use more GPU memory than they may, with the messages of their evictions.
-pub(crate) type Violations = BTreeMap<PodUid, String>;
-
 /// Verifies the limits until `stop`.
-pub(crate) struct MemoryInspector {
+pub(crate) struct LimitInspector {
     pub(crate) source: GpuSource,
     pub(crate) config: InspectionConfig,
     /// The folder of containers' limits.
     pub(crate) limits: PathBuf,
     pub(crate) allocations: watch::Receiver<Arc<Vec<DeviceAllocation>>>,
-    pub(crate) violations: watch::Sender<Violations>,
+    pub(crate) violations: Arc<ViolationLog>,
     pub(crate) stop: CancellationToken,
 }
 
-impl MemoryInspector {
+impl LimitInspector {
     /// Starts the thread. It is not joined: a call of a broken driver may never return.
     pub(crate) fn start(self) {
-        let started = std::thread::Builder::new().name("gpu-memory".into()).spawn(move || self.run());
+        let started = std::thread::Builder::new().name("gpu-limits".into()).spawn(move || self.run());
         if let Err(error) = started {
-            tracing::error!(%error, "cannot verify the memory limits of shared GPUs");
+            tracing::error!(%error, "cannot verify the limits of shared GPUs");
         }
     }
 
     fn run(self) {
         let mut verifier = MemoryVerifier::new(self.config.tolerance);
+        let mut times = TimeVerifier::new(self.config.time);
         let mut unread = BTreeSet::new();
         while !self.stop.is_cancelled() {
             let shares = shares(&self.allocations.borrow());
@@ -70,20 +76,70 @@ impl MemoryInspector {
             let reading = self.read(&shared, &shares, &mut unread);
             let findings = verifier.judge(&shared, &reading);
             report(&findings);
-            self.violations.send_if_modified(|known| {
-                let is_news = *known != findings.violations;
-                *known = findings.violations;
-                is_news
-            });
+            let counts = &self.violations.counts;
+            counts.add(ViolationKind::UnbookedMemory, findings.unbooked.len());
+            counts.add(ViolationKind::UnknownProcess, findings.strangers.len());
+            self.violations.evict(findings.violations);
+            self.verify_time(&mut times, &shares, &shared);
             std::thread::sleep(self.config.every);
         }
+    }
+
+    /// Warns about containers that use more GPU time than they may.
+    fn verify_time(&self, times: &mut TimeVerifier, shares: &ContainerShares, shared: &BTreeSet<String>) {
+        let reading = self.read_times(shares, shared);
+        let found = times.judge(&reading, monotonic_ns());
+        for excess in &found {
+            tracing::warn!(
+                pod = %excess.pod,
+                container = excess.container,
+                gpu = excess.gpu,
+                limit_percent = excess.limit_percent,
+                used_percent = excess.used_percent,
+                booked_percent = excess.booked_percent,
+                "a container uses more GPU time than its share"
+            );
+        }
+        self.violations.counts.add(ViolationKind::Time, found.len());
+        let messages = found.into_iter().map(|one| (one.pod.clone(), one.message(self.config.time.window)));
+        let has_share = |pod: &PodUid| shares.keys().any(|(known, _)| known == pod);
+        self.violations.warn(messages.collect(), has_share);
+    }
+
+    /// The use of each container with a share of a GPU whose processes' utilization the driver reports.
+    fn read_times(&self, shares: &ContainerShares, shared: &BTreeSet<String>) -> Vec<ContainerTime> {
+        let owners = ProcessOwners::new(&self.config.proc, shares.keys().cloned());
+        let mut reading = Vec::new();
+        for gpu in self.source.gpus().iter().filter(|gpu| shared.contains(&gpu.uuid)) {
+            // Not all models and drivers report it.
+            let Ok(processes) = self.source.process_utilization(gpu) else { continue };
+            let mut used: BTreeMap<ContainerOfPod, u32> = BTreeMap::new();
+            for (pid, percent) in processes {
+                if let Some(owner) = owners.of(pid) {
+                    *used.entry(owner).or_default() += percent;
+                }
+            }
+            for (owner, gpus) in shares {
+                let Some(share) = gpus.get(&gpu.uuid) else { continue };
+                let folder = self.limits.join(&owner.0.0).join(&owner.1);
+                reading.push(ContainerTime {
+                    pod: owner.0.clone(),
+                    container: owner.1.clone(),
+                    gpu: gpu.uuid.clone(),
+                    limit_percent: share.cores.max(grant::elastic_percent(&folder)),
+                    used_percent: used.get(owner).copied().unwrap_or(0).min(100),
+                    booked_ns: usage(&folder, &gpu.uuid).map_or(0, |used| used.gpu_ns),
+                });
+            }
+        }
+        reading
     }
 
     /// Reads the processes on the shared GPUs. `unread`: the GPUs whose processes could not be read the last time.
     fn read(
         &self,
         shared: &BTreeSet<String>,
-        shares: &BTreeMap<ContainerOfPod, MemoryUnits>,
+        shares: &ContainerShares,
         unread: &mut BTreeSet<String>,
     ) -> MemoryReading {
         let mut reading = MemoryReading::default();
@@ -113,10 +169,11 @@ impl MemoryInspector {
                 }
             }
             for ((pod, container), (processes, used_bytes)) in by_container {
-                let units = shares[&(pod.clone(), container.clone())][uuid];
+                let share = shares[&(pod.clone(), container.clone())][uuid];
+                let folder = self.limits.join(&pod.0).join(&container);
                 reading.containers.push(ContainerMemory {
-                    limit_bytes: u64::from(units) * MEMORY_UNIT_BYTES,
-                    booked_bytes: booked(&self.limits, &pod, &container, uuid),
+                    limit_bytes: u64::from(share.memory_units) * MEMORY_UNIT_BYTES,
+                    booked_bytes: usage(&folder, uuid).map_or(0, |used| used.memory_bytes),
                     gpu: uuid.clone(),
                     pod,
                     container,
@@ -129,31 +186,33 @@ impl MemoryInspector {
     }
 }
 
-/// The units of memory of a container by the UUID of the GPU.
-type MemoryUnits = BTreeMap<String, u32>;
+/// The shares of containers, by the UUID of the GPU.
+type ContainerShares = BTreeMap<ContainerOfPod, BTreeMap<String, GpuShare>>;
 
 /// The containers with shares. Their limits are those of the allocations: a container can write to its limits file.
-fn shares(allocations: &[DeviceAllocation]) -> BTreeMap<ContainerOfPod, MemoryUnits> {
-    let mut shares: BTreeMap<ContainerOfPod, MemoryUnits> = BTreeMap::new();
+fn shares(allocations: &[DeviceAllocation]) -> ContainerShares {
+    let mut shares = ContainerShares::new();
     for allocation in allocations {
-        let each = match allocation.resource.as_str() {
-            RESOURCE_CORE => 0,
-            RESOURCE_MEMORY => 1,
+        let (cores, memory_units) = match allocation.resource.as_str() {
+            RESOURCE_CORE => (1, 0),
+            RESOURCE_MEMORY => (0, 1),
             _ => continue,
         };
-        let units = shares.entry((allocation.pod.clone(), allocation.container.clone())).or_default();
+        let gpus = shares.entry((allocation.pod.clone(), allocation.container.clone())).or_default();
         for device in &allocation.devices {
-            *units.entry(placement::gpu_of(device).to_owned()).or_default() += each;
+            let none = GpuShare { cores: 0, memory_units: 0 };
+            let share = gpus.entry(placement::gpu_of(device).to_owned()).or_insert(none);
+            share.cores += cores;
+            share.memory_units += memory_units;
         }
     }
     shares
 }
 
-/// The memory in the books of a container; 0 if there are none.
-fn booked(limits: &Path, pod: &PodUid, container: &str, uuid: &str) -> u64 {
-    let file = LimitsFile::open(&limits.join(&pod.0).join(container).join(grant::LIMITS_FILE));
-    let usage = file.map(|file| file.usage()).unwrap_or_default();
-    usage.iter().find(|used| used.limit.uuid == uuid).map_or(0, |used| used.memory_bytes)
+/// The use of a GPU in the books of a container; `None` if there are none.
+fn usage(folder: &Path, uuid: &str) -> Option<DeviceUsage> {
+    let file = LimitsFile::open(&folder.join(grant::LIMITS_FILE)).ok()?;
+    file.usage().into_iter().find(|used| used.limit.uuid == uuid)
 }
 
 fn report(findings: &MemoryFindings) {

@@ -6,7 +6,7 @@
 //! of a simulated host ([`simulated`]); the choice of a container's GPU, and the GPUs that the node publishes for the
 //! scheduler ([`placement`], pure); the driver's files on this machine ([`driver`]); the limits file and the plugin's
 //! answer for a container ([`grant`]); lending idle GPU time to containers with an elastic limit; the usage of GPUs and
-//! by containers ([`usage`]); the verification of memory limits by the driver's figures ([`verify`], pure, fed by
+//! by containers ([`usage`]); the verification of limits by the driver's figures ([`verify`], [`verify_time`], pure, fed by
 //! [`inspector`]); the node's labels ([`labels`]); the health of GPUs ([`health`], pure, fed by `watcher`). It registers
 //! over its sockets like any plugin ([`plugin`]). It gets the allocated devices from the device manager and keeps nothing
 //! over a restart.
@@ -34,6 +34,8 @@ pub mod source;
 mod topology;
 pub mod usage;
 pub mod verify;
+pub mod verify_time;
+pub mod violations;
 mod watcher;
 
 pub use driver::DriverFiles;

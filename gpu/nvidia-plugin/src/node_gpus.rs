@@ -62,7 +62,11 @@ impl NodeGpus for GpuMeter {
     }
 
     fn violations(&self) -> watch::Receiver<BTreeMap<PodUid, String>> {
-        self.violations.clone()
+        self.evictions.clone()
+    }
+
+    fn warnings(&self) -> watch::Receiver<BTreeMap<PodUid, String>> {
+        self.warnings.clone()
     }
 }
 

@@ -33,11 +33,12 @@ use crate::{
     CORES_PER_GPU, Gpu, GpuMeter, GpuSource, Libraries, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_MEMORY,
     grant,
     health::HealthRecords,
-    inspector::{InspectionConfig, MemoryInspector, Violations},
+    inspector::{InspectionConfig, LimitInspector},
     lending,
     node_gpus::BusySince,
     offer::OfferedResource,
     placement::{self, GpuShare, PlacementError},
+    violations::ViolationLog,
     watcher::HealthWatcher,
 };
 
@@ -57,7 +58,7 @@ pub struct PluginConfig {
     pub sockets: PathBuf,
     /// The first pause before a GPU with a fault is tested.
     pub quarantine: Duration,
-    /// How the memory limits of containers are verified.
+    /// How the limits of containers are verified.
     pub inspection: InspectionConfig,
 }
 
@@ -70,7 +71,7 @@ pub struct NvidiaPlugin {
     sockets: Vec<(OfferedResource, UnixListener)>,
     gpus: watch::Sender<Arc<Vec<Gpu>>>,
     published: watch::Sender<NodeAnnotations>,
-    violations: watch::Sender<Violations>,
+    violations: Arc<ViolationLog>,
 }
 
 /// Annotations of the node with this plugin; `None` removes one.
@@ -99,7 +100,7 @@ impl NvidiaPlugin {
         let (sender, gpus) = watch::channel(Arc::new(config.source.gpus().to_vec()));
         let shared = Shared { config, allocations, gpus, busy_since: BusySince::default() };
         let published = watch::Sender::new(shared.published());
-        let violations = watch::Sender::default();
+        let violations = Arc::default();
         Ok(Self { shared: Arc::new(shared), sockets, gpus: sender, published, violations })
     }
 
@@ -120,7 +121,9 @@ impl NvidiaPlugin {
             gpus: self.shared.gpus.clone(),
             limits,
             allocations: self.shared.allocations.clone(),
-            violations: self.violations.subscribe(),
+            evictions: self.violations.evictions.subscribe(),
+            warnings: self.violations.warnings.subscribe(),
+            violations: self.violations.counts.clone(),
             busy_since: self.shared.busy_since.clone(),
         }
     }
@@ -128,7 +131,7 @@ impl NvidiaPlugin {
     /// Serves, registers, lends idle time, verifies limits, and removes the limits of deleted pods, until `stop`.
     pub async fn run(self, stop: CancellationToken) {
         let Self { shared, sockets, gpus, published, violations } = self;
-        MemoryInspector {
+        LimitInspector {
             source: shared.config.source.clone(),
             config: shared.config.inspection.clone(),
             limits: shared.config.limits.clone(),

@@ -28,6 +28,8 @@ pub struct GpuSource {
     strategy: MigStrategy,
     gpus: Arc<Vec<Gpu>>,
     busy: Arc<Mutex<BTreeMap<String, BusyTime>>>,
+    /// The time of the last sample of processes' utilization that was read, by UUID, in µs of the driver's clock.
+    sampled_us: Arc<Mutex<BTreeMap<String, u64>>>,
 }
 
 /// The accumulated busy time of a device. NVML only reports the current utilization, in percent.
@@ -85,7 +87,7 @@ impl GpuSource {
             gpu.links = links;
         }
         let (nvml, calls, gpus) = (Arc::new(nvml), Arc::new(calls), Arc::new(gpus));
-        Ok(Self { nvml, calls, strategy, gpus, busy: Arc::default() })
+        Ok(Self { nvml, calls, strategy, gpus, busy: Arc::default(), sampled_us: Arc::default() })
     }
 
     /// Replaces the links between the devices that the driver reports.
@@ -158,6 +160,33 @@ impl GpuSource {
         };
         // A process in both lists has the same memory in both.
         found.into_iter().map(memory).collect()
+    }
+
+    /// The share of the device's processors that each process (a pid of this machine) kept busy since the last call, in
+    /// percent: the average of the driver's samples. A process without a sample is omitted.
+    ///
+    /// # Errors
+    /// The driver does not answer, or does not report the utilization of processes.
+    pub(crate) fn process_utilization(&self, gpu: &Gpu) -> Result<BTreeMap<u32, u32>, NvmlError> {
+        let device = self.device(gpu)?;
+        let seen_us = self.sampled_us.lock().get(&gpu.uuid).copied().unwrap_or(0);
+        let samples = match device.process_utilization_stats(seen_us) {
+            Ok(samples) => samples,
+            // No sample since the last call.
+            Err(NvmlError::NotFound) => Vec::new(),
+            Err(error) => return Err(error),
+        };
+        // The driver may return samples that it has returned before.
+        let new = || samples.iter().filter(|sample| sample.timestamp > seen_us);
+        if let Some(last_us) = new().map(|sample| sample.timestamp).max() {
+            self.sampled_us.lock().insert(gpu.uuid.clone(), last_us);
+        }
+        let mut sums: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
+        for sample in new() {
+            let (sum, count) = sums.entry(sample.pid).or_default();
+            (*sum, *count) = (*sum + sample.sm_util.min(100), *count + 1);
+        }
+        Ok(sums.into_iter().map(|(pid, (sum, count))| (pid, sum / count)).collect())
     }
 
     /// The busy time of a device in ns, from the first to the last reading of its figures.

@@ -14,10 +14,10 @@ use tokio::sync::watch;
 
 use crate::{
     Gpu, GpuSource, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, grant,
-    inspector::Violations,
     mig::RESOURCE_MIG_PREFIX,
     node_gpus::BusySince,
     placement::{self, GpuLoad},
+    violations::{PodMessages, ViolationCounts},
 };
 
 /// The figures of a device.
@@ -61,11 +61,18 @@ pub struct GpuMeter {
     pub(crate) gpus: watch::Receiver<Arc<Vec<Gpu>>>,
     pub(crate) limits: std::path::PathBuf,
     pub(crate) allocations: watch::Receiver<Arc<Vec<DeviceAllocation>>>,
-    pub(crate) violations: watch::Receiver<Violations>,
+    pub(crate) evictions: watch::Receiver<PodMessages>,
+    pub(crate) warnings: watch::Receiver<PodMessages>,
+    pub(crate) violations: ViolationCounts,
     pub(crate) busy_since: BusySince,
 }
 
 impl GpuMeter {
+    /// The numbers of violations of limits since the plugin started.
+    pub fn violation_counts(&self) -> &ViolationCounts {
+        &self.violations
+    }
+
     /// The current usage. Queries the driver, and reads one file for each container with shares.
     pub fn read(&self) -> Vec<GpuUsage> {
         let allocations = self.allocations.borrow().clone();

@@ -22,7 +22,7 @@ use std::{
 pub use self::spec::{FakeGpu, FakeInstance, parse_gpus};
 use self::spec::{FakeModel, MODELS};
 use crate::{
-    limits::{DEVICES_MAX, DeviceLimit, LimitsError, LimitsFile, Region, map},
+    limits::{DEVICES_MAX, DeviceLimit, LimitsError, LimitsFile, PROCESSES_MAX, Region, map},
     process::ProcessIdentity,
 };
 
@@ -39,7 +39,7 @@ pub const FAULTS_ENV: &str = "MAYFLY_FAKE_GPU_FAULTS";
 pub const XIDS_MAX: usize = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mayflysm");
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
@@ -75,6 +75,8 @@ pub struct SimRegion {
     xids_written: AtomicU64,
     xids: [AtomicU64; XIDS_MAX],
     devices: [SimDevice; DEVICES_MAX],
+    /// The GPU time of each process (by its record in the ledger) on each device, in ns.
+    process_ns: [[AtomicU64; DEVICES_MAX]; PROCESSES_MAX],
     ledger: Region,
 }
 
@@ -293,6 +295,7 @@ impl SimFile {
     pub fn claim(&self, identity: &ProcessIdentity) -> Option<usize> {
         self.reap(None);
         let slot = self.ledger().claim(identity)?;
+        self.region().process_ns[slot].iter().for_each(|time| time.store(0, Relaxed));
         let mut lock = byte_lock(slot, libc::F_WRLCK);
         // SAFETY: `lock` is a valid flock of this descriptor's file.
         unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) };
@@ -338,6 +341,19 @@ impl SimFile {
         let word = self.region().xids[usize::try_from(number).unwrap_or(0) % XIDS_MAX].load(Acquire);
         let code = u32::try_from(word >> 16 & 0xffff_ffff).unwrap_or(0);
         (word != 0).then(|| (usize::try_from(word >> 48).unwrap_or(0), code))
+    }
+
+    /// [`Self::submit`] by the process of a record.
+    pub fn submit_of(&self, slot: usize, device: usize, earliest: u64, ns: u64) -> (u64, u64) {
+        self.region().process_ns[slot][device].fetch_add(ns, Relaxed);
+        self.submit(device, earliest, ns)
+    }
+
+    /// The GPU time of the living processes on a device, in ns.
+    pub fn process_times(&self, device: usize) -> Vec<(ProcessIdentity, u64)> {
+        let records = self.ledger().records().iter().zip(&self.region().process_ns);
+        let times = records.map(|(record, times)| (record.identity(), times[device].load(Relaxed)));
+        times.filter(|(identity, _)| identity.pid != 0).collect()
     }
 
     /// Queues a command of `ns` on a device, not before `earliest`; returns its start and end.
@@ -389,6 +405,10 @@ mod tests {
         assert_eq!((b.xid(0), b.xid(1)), (Some((1, 79)), None));
         assert_eq!(a.submit(0, 100, 50), (100, 150));
         assert_eq!(b.submit(0, 0, 10), (150, 160));
+        let own = ProcessIdentity::current();
+        let slot = a.claim(&own).unwrap();
+        assert_eq!(a.submit_of(slot, 0, 0, 5), (160, 165));
+        assert_eq!((b.process_times(0), b.process_times(1)), (vec![(own, 5)], vec![(own, 0)]));
     }
 
     #[test]

@@ -211,4 +211,7 @@ pub trait NodeGpus: fmt::Debug + Send + Sync + 'static {
 
     /// The pods that use more GPU memory than they may, with the messages of their evictions.
     fn violations(&self) -> watch::Receiver<BTreeMap<PodUid, String>>;
+
+    /// The last warning about each pod that uses more GPU time than its share.
+    fn warnings(&self) -> watch::Receiver<BTreeMap<PodUid, String>>;
 }

@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::Duration
 use mayfly_api::gpu_placement::parse_matrix;
 use mayfly_gpu_nvidia_plugin::{
     Gpu, GpuSource, MigStrategy, RESOURCE_CORE, RESOURCE_GPU, RESOURCE_MEMORY, SimulatedHost,
+    violations::ViolationKind,
 };
 use mayfly_gpu_proto::{
     LimitsFile,
@@ -214,6 +215,7 @@ async fn a_container_that_bypasses_the_library_is_in_violation() {
     let found = found.await.unwrap().unwrap().clone();
     let message = &found[&PodUid("cheat".into())];
     assert!(found.len() == 1 && message.contains("memory limit \"1024Mi\": 1 process of it"), "{found:?}");
+    assert_eq!(node.meter.violation_counts().get(ViolationKind::Memory), 1);
     // Its process ends.
     cheat.end();
     tokio::time::timeout(patience, violations.wait_for(BTreeMap::is_empty)).await.unwrap().unwrap();
@@ -262,4 +264,47 @@ async fn gpu_time_is_that_of_shares_and_of_whole_gpus() {
     }
     let used = time("whole").unwrap();
     assert!(used <= Duration::from_nanos(monotonic_ns() - begin), "{used:?}");
+}
+
+/// Two programs without the limiting library: one uses more time than its container's share, the other one as much as an
+/// elastic limit allows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_uses_more_time_than_its_share_is_reported() {
+    let TestHost { source, host, folder: _folder, .. } = host("2xL4");
+    let node = Node::start(source, &host, Duration::from_secs(30));
+    node.offers(RESOURCE_CORE, 200, 200).await;
+    node.offers(RESOURCE_MEMORY, 178, 178).await;
+    let mut elastic = pod("elastic", 30);
+    elastic.annotations.insert("mayfly.dev/vcuda-core-limit".into(), "90".into());
+    for pod in [pod("cheat", 30), elastic] {
+        node.manager.prepare(&pod, "c").await.unwrap();
+    }
+    let programs = [
+        Program::start(&node, &host, 1, "cheat", 1),
+        Program::start(&node, &host, std::process::id(), "elastic", 1),
+    ];
+    // Each uses about half of the GPU, until it is reported.
+    let working = async {
+        let mut before = monotonic_ns();
+        let mut pause = tokio::time::interval(Duration::from_millis(5));
+        loop {
+            pause.tick().await;
+            let now = monotonic_ns();
+            for program in &programs {
+                program.sim.submit_of(program.slot, 0, now, (now - before) / 2);
+            }
+            before = now;
+        }
+    };
+    let mut warnings = node.meter.warnings();
+    let warned = async { warnings.wait_for(|found| !found.is_empty()).await.unwrap().clone() };
+    let found = tokio::select! {
+        found = tokio::time::timeout(Duration::from_secs(30), warned) => found.unwrap(),
+        () = working => unreachable!(),
+    };
+    let message = &found[&PodUid("cheat".into())];
+    assert!(found.len() == 1 && message.contains("share of GPU time of 30 %"), "{found:?}");
+    assert!(message.contains("the limiting library measured 0 %"), "{message}");
+    assert!(node.meter.violation_counts().get(ViolationKind::Time) >= 1);
+    assert!(node.meter.violations().borrow().is_empty(), "it is not evicted");
 }

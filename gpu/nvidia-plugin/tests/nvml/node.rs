@@ -6,7 +6,7 @@ use mayfly_api::ObjectKey;
 use mayfly_devices::{DeviceConfig, DeviceManager};
 use mayfly_gpu_nvidia_plugin::{
     DriverFiles, GpuMeter, GpuSource, InspectionConfig, Libraries, MigStrategy, NvidiaPlugin, PluginConfig,
-    RESOURCE_CORE, RESOURCE_MEMORY, SimulatedHost, verify::MemoryTolerance,
+    RESOURCE_CORE, RESOURCE_MEMORY, SimulatedHost, verify::MemoryTolerance, verify_time::TimeTolerance,
 };
 use mayfly_gpu_proto::{
     FAKE_NVML_FILE, SHIM_FILE,
@@ -45,6 +45,9 @@ pub(crate) fn host_with(gpus: &str, strategy: MigStrategy) -> TestHost {
 /// The memory that each process may use beyond its limit.
 pub(crate) const CONTEXT_BYTES: u64 = 1 << 20;
 
+/// The period over which GPU time is averaged.
+const TIME_WINDOW: Duration = Duration::from_millis(200);
+
 /// The plugin with a device manager, as the node runs them.
 pub(crate) struct Node {
     pub(crate) manager: Arc<DeviceManager>,
@@ -68,6 +71,7 @@ impl Node {
             quarantine,
             inspection: InspectionConfig {
                 tolerance: MemoryTolerance { context_bytes: CONTEXT_BYTES, readings: 3 },
+                time: TimeTolerance { percent: 10, window: TIME_WINDOW },
                 every: Duration::from_millis(1),
                 proc: folder.path().join("proc"),
             },

@@ -1,7 +1,10 @@
 //! Evictions: pods that exceed their own limits of local storage or of GPU memory, and pods chosen when the node is short of memory or
 //! disk.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
 use mayfly_informer::reconcile::WorkQueue;
@@ -18,6 +21,8 @@ use crate::{
 
 /// The status reason of an evicted pod.
 pub(crate) const EVICTED: &str = "Evicted";
+/// The reason of the event of a pod that uses more GPU time than its share.
+const GPU_TIME_EXCEEDED: &str = "GpuTimeExceeded";
 
 /// Measures the pods' local storage, and evicts pods that exceed their limits.
 pub(crate) async fn watch_storage(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &CancellationToken) {
@@ -31,18 +36,24 @@ pub(crate) async fn watch_storage(worker: &Worker, queue: &WorkQueue<ObjectKey>,
     }
 }
 
-/// Evicts pods that use more GPU memory than they may.
+/// Evicts pods that use more GPU memory than they may, and reports those that use more GPU time.
 pub(crate) async fn watch_gpus(worker: &Worker, queue: &WorkQueue<ObjectKey>, stop: &CancellationToken) {
     let Some(gpus) = &worker.gpus else { return };
-    let mut violations = gpus.violations();
+    let (mut violations, mut warnings) = (gpus.violations(), gpus.warnings());
+    let mut warned = BTreeMap::new();
     loop {
         let current = violations.borrow_and_update().clone();
         for (uid, message) in current {
             worker.evict(queue, &uid, message);
         }
+        let known = std::mem::replace(&mut warned, warnings.borrow_and_update().clone());
+        for (uid, message) in warned.iter().filter(|(uid, message)| known.get(*uid) != Some(*message)) {
+            worker.warn_of_gpu_time(uid, message);
+        }
         tokio::select! {
             () = stop.cancelled() => return,
             changed = violations.changed() => if changed.is_err() { return },
+            changed = warnings.changed() => if changed.is_err() { return },
         }
     }
 }
@@ -195,6 +206,13 @@ impl Worker {
             .filter_map(|(name, used)| ContainerConsumption::of(&pod, &name, requested, used))
             .collect();
         self.evict(queue, &uid, shortage.message(&containers));
+    }
+
+    fn warn_of_gpu_time(&self, uid: &PodUid, message: &str) {
+        let key = self.local.lock().iter().find(|(_, known)| known.uid == *uid).map(|(key, _)| key.clone());
+        if let Some(pod) = key.and_then(|key| self.pods.get(&key)) {
+            self.events.warning(&*pod, GPU_TIME_EXCEEDED, message.to_owned());
+        }
     }
 
     fn evict(&self, queue: &WorkQueue<ObjectKey>, uid: &PodUid, message: String) {

@@ -15,6 +15,7 @@ use crate::harness::{KubeletHarness, phase};
 struct TestGpus {
     time: Option<Duration>,
     violations: watch::Sender<BTreeMap<PodUid, String>>,
+    warnings: watch::Sender<BTreeMap<PodUid, String>>,
 }
 
 impl NodeGpus for TestGpus {
@@ -24,6 +25,10 @@ impl NodeGpus for TestGpus {
 
     fn violations(&self) -> watch::Receiver<BTreeMap<PodUid, String>> {
         self.violations.subscribe()
+    }
+
+    fn warnings(&self) -> watch::Receiver<BTreeMap<PodUid, String>> {
+        self.warnings.subscribe()
     }
 }
 
@@ -48,6 +53,20 @@ async fn a_pod_that_uses_more_gpu_memory_than_it_may_is_evicted() {
     assert_eq!((event.type_.as_deref(), event.message.as_deref()), (Some("Warning"), Some(message)));
     cluster.eventually("its sandbox is removed", async || !cluster.runtime.sandboxes().contains(&uid)).await;
     assert_eq!(phase(&cluster.pods().get("honest").await.unwrap()), "Running");
+}
+
+#[tokio::test]
+async fn a_pod_that_uses_more_gpu_time_than_its_share_is_reported_and_runs_on() {
+    let cluster = Cluster::stopped().await;
+    let gpus = Arc::new(TestGpus::default());
+    cluster.run_gpus(gpus.clone(), None);
+    let cheat = cluster.create("cheat", json!({}), json!({})).await;
+    cluster.until("cheat", "running", |pod| phase(pod) == "Running").await;
+    let message = "Container main exceeded its share of GPU time of 30 %";
+    gpus.warnings.send_replace([(PodUid(cheat.metadata.uid.unwrap()), message.to_owned())].into());
+    let event = cluster.event("cheat", "GpuTimeExceeded").await;
+    assert_eq!((event.type_.as_deref(), event.message.as_deref()), (Some("Warning"), Some(message)));
+    assert_eq!(phase(&cluster.pods().get("cheat").await.unwrap()), "Running");
 }
 
 /// The annotation is there when the phase is final; a pod without a GPU has none.

@@ -6,6 +6,7 @@ use mayfly_api::{ObjectKey, k8s::api::core::v1::Pod};
 use mayfly_gpu_nvidia_plugin::{
     CORES_PER_GPU, GpuMeter, MEMORY_UNIT_BYTES,
     usage::{ContainerUsage, GpuUsage},
+    violations::ViolationKind,
 };
 use mayfly_informer::Informer;
 use prometheus_client::{
@@ -48,6 +49,8 @@ const GPU_GAUGES: [GpuValue; 5] = [
         |gpu| Some(f64::from(if gpu.load.whole { CORES_PER_GPU } else { gpu.load.cores })),
     ),
 ];
+const VIOLATIONS: (&str, &str) =
+    ("mayfly_gpu_violations", "Violations of limits of shared GPUs that the driver's figures show.");
 const GPU_FAULTS: (&str, &str) =
     ("mayfly_gpu_faults", "Faults of the GPU for which it was not offered: Xids, memory errors, losses.");
 const GPU_BUSY: (&str, &str) = ("mayfly_gpu_busy_seconds", "Time that the GPU executed kernels.");
@@ -89,6 +92,7 @@ fn seconds(ns: u64) -> f64 {
 impl Collector for GpuMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let usage = self.meter.read();
+        self.violations(&mut encoder)?;
         self.of_gpus(&mut encoder, &usage)?;
         self.of_containers(&mut encoder, &usage)
     }
@@ -97,6 +101,16 @@ impl Collector for GpuMetrics {
 impl GpuMetrics {
     pub(super) fn new(node: &str, meter: GpuMeter, pods: Informer<Pod>) -> Self {
         Self { node: node.to_owned(), meter, pods }
+    }
+
+    fn violations(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut metric = encoder.encode_descriptor(VIOLATIONS.0, VIOLATIONS.1, None, MetricType::Counter)?;
+        for kind in ViolationKind::ALL {
+            let labels = [("node", self.node.clone()), ("kind", kind.name().to_owned())];
+            let count = self.meter.violation_counts().get(kind);
+            ConstCounter::new(count).encode(metric.encode_family(&labels)?)?;
+        }
+        Ok(())
     }
 
     fn of_gpus(&self, encoder: &mut DescriptorEncoder<'_>, usage: &[GpuUsage]) -> fmt::Result {
