@@ -7,6 +7,7 @@
 //!
 //! Start at [`state`]; [`memory`] allocates, [`stream`] executes, [`driver`] has devices, contexts and
 //! `cuGetProcAddress`. Not here: limits (`gpu/shim`).
+#![warn(missing_debug_implementations)]
 #![expect(
     unsafe_code,
     reason = "a C interface is made of raw pointers; see the safety section of each module"

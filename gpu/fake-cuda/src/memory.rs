@@ -53,6 +53,7 @@ pub fn unreserve(address: u64, bytes: u64) {
 
 /// `CUDA_ARRAY_DESCRIPTOR`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct FakeArrayDescriptor {
     width: usize,
     height: usize,
@@ -62,6 +63,7 @@ pub struct FakeArrayDescriptor {
 
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct FakeArray3dDescriptor {
     width: usize,
     height: usize,
@@ -73,7 +75,7 @@ pub struct FakeArray3dDescriptor {
 
 /// `CUipcMemHandle`: device, bytes and address of the exporter.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub struct IpcHandle([u64; 8]);
 
 fn array_bytes(extent: [usize; 3], format: c_int, channels: c_uint) -> usize {

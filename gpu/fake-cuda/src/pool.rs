@@ -15,7 +15,7 @@ use crate::{
 /// As with driver 580.
 const STEP: u64 = 32 << 20;
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct SimPool {
     device: usize,
     /// The bytes charged to the device.

@@ -5,6 +5,7 @@
 use std::{
     cell::RefCell,
     collections::HashMap,
+    fmt,
     path::Path,
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
@@ -28,6 +29,13 @@ pub struct FunctionAddress(pub *const ());
 // SAFETY: the address of a function is only read.
 unsafe impl Sync for FunctionAddress {}
 
+impl fmt::Debug for FunctionAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FunctionAddress")
+    }
+}
+
+#[derive(Debug)]
 pub struct CudaState {
     pub sim: SimFile,
     /// The device of each ordinal, from `CUDA_VISIBLE_DEVICES`.
@@ -37,7 +45,7 @@ pub struct CudaState {
     pub tables: Mutex<CudaTables>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct CudaTables {
     /// The device of each context by handle.
     pub contexts: HashMap<u64, usize>,

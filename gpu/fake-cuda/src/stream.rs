@@ -8,7 +8,7 @@
 use std::{
     cell::Cell,
     ffi::{c_int, c_uint, c_void},
-    thread,
+    fmt, thread,
     time::Duration,
 };
 
@@ -37,7 +37,7 @@ thread_local! {
 /// The surplus of a measurement by two events (on an H200).
 const EVENTS_NS: u64 = 2_000;
 
-#[derive(Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct SimStream {
     /// The end of the last command.
     tail: u64,
@@ -107,6 +107,16 @@ pub struct FakeLaunchConfig {
     stream: u64,
     attributes: *const c_void,
     attribute_count: c_uint,
+}
+
+impl fmt::Debug for FakeLaunchConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FakeLaunchConfig")
+            .field("sizes", &self.sizes)
+            .field("stream", &self.stream)
+            .field("attribute_count", &self.attribute_count)
+            .finish_non_exhaustive()
+    }
 }
 
 fn launch_ex(config: *const FakeLaunchConfig, function: u64) -> CudaResult {

@@ -13,6 +13,7 @@ use crate::{
 
 const GRANULARITY: usize = 2 << 20;
 
+#[derive(Debug)]
 pub struct Physical {
     device: usize,
     bytes: u64,

@@ -20,6 +20,7 @@ use crate::{
 
 /// `nvmlMemory_t`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct MemoryV1 {
     total: u64,
     free: u64,
@@ -28,6 +29,7 @@ pub struct MemoryV1 {
 
 /// `nvmlMemory_v2_t`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct MemoryV2 {
     version: c_uint,
     total: u64,
@@ -38,6 +40,7 @@ pub struct MemoryV2 {
 
 /// `nvmlProcessInfo_t` since version 2.
 #[repr(C)]
+#[derive(Debug)]
 pub struct ProcessInfo {
     pid: c_uint,
     used_memory: c_ulonglong,
@@ -47,6 +50,7 @@ pub struct ProcessInfo {
 
 /// `nvmlPciInfo_t`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct PciInfo {
     bus_id_legacy: [c_char; 16],
     domain: c_uint,

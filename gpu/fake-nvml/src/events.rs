@@ -26,6 +26,7 @@ const SUPPORTED: c_ulonglong = 1 | 2 | XID_CRITICAL;
 /// The interval at which a waiting set polls the state file, which other processes write.
 const LOOK: Duration = Duration::from_millis(5);
 
+#[derive(Debug)]
 pub struct EventSet {
     devices: Mutex<Vec<usize>>,
     /// The number of the next Xid to read.
@@ -34,6 +35,7 @@ pub struct EventSet {
 
 /// `nvmlEventData_t`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct EventData {
     device: NvmlHandle,
     kind: c_ulonglong,

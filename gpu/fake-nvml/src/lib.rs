@@ -6,6 +6,7 @@
 //!
 //! Start at [`device`]; [`utilization`] reports how busy they are, [`mig`] has the instances of GPUs in MIG mode, [`nvlink`] the links; [`events`] waits
 //! for Xids. Not here: CUDA (`gpu/fake-cuda`), limits (`gpu/shim`).
+#![warn(missing_debug_implementations)]
 #![expect(
     unsafe_code,
     reason = "a C interface is made of raw pointers; see the safety section of each module"

@@ -16,6 +16,8 @@
 //! A GPU is either whole or shared: while a container has shares of it, the GPU is not offered as a whole, and vice
 //! versa. The node's allocatable devices reflect that.
 
+#![warn(missing_debug_implementations)]
+
 pub mod driver;
 pub mod grant;
 pub mod health;

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
     pin::Pin,
     sync::Arc,
@@ -72,6 +72,12 @@ pub struct NvidiaPlugin {
     gpus: watch::Sender<Arc<Vec<Gpu>>>,
     published: watch::Sender<NodeAnnotations>,
     violations: Arc<ViolationLog>,
+}
+
+impl fmt::Debug for NvidiaPlugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NvidiaPlugin").field("config", &self.shared.config).finish_non_exhaustive()
+    }
 }
 
 /// Annotations of the node with this plugin; `None` removes one.

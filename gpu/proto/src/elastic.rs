@@ -48,6 +48,7 @@ pub fn grants(demands: &[QuotaDemand]) -> Vec<u32> {
 }
 
 /// Measures the containers of one device and writes their grants. Call it about every 100 ms.
+#[derive(Debug)]
 pub struct ElasticBalancer {
     uuid: String,
 }

@@ -8,6 +8,7 @@
 //!
 //! Not here: symbols of CUDA or NVML, Kubernetes. The file is not a security boundary: a container may write to it, so
 //! the host compares it with the driver's own figures.
+#![warn(missing_debug_implementations)]
 #![expect(unsafe_code, reason = "a shared mapping is raw memory; every use has its argument")]
 
 pub mod accounting;

@@ -4,6 +4,7 @@
 //! agree on it.
 
 use std::{
+    fmt,
     fs::{self, File, OpenOptions},
     io,
     os::{fd::AsRawFd, unix::fs::PermissionsExt},
@@ -99,6 +100,7 @@ pub struct DeviceRecord {
 }
 
 #[repr(C)]
+#[derive(Debug)]
 pub struct ProcessRecord {
     /// 0: the record is free.
     pub pid: AtomicU32,
@@ -106,6 +108,37 @@ pub struct ProcessRecord {
     pub start: AtomicU64,
     pub namespace: AtomicU64,
     pub memory: [AtomicU64; DEVICES_MAX],
+}
+
+/// The devices and the processes in use.
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let processes = self.records().iter().filter(|record| record.pid.load(Relaxed) != 0);
+        let processes: Vec<_> = processes.collect();
+        f.debug_struct("Region")
+            .field("devices", &self.devices())
+            .field("processes", &processes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for DeviceRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceRecord")
+            .field("limit", &self.limit())
+            .field("granted_percent", &self.granted_percent)
+            .field("contended", &self.contended)
+            .field("tokens", &self.tokens)
+            .field("gpu_ns", &self.gpu_ns)
+            .field("throttled", &self.throttled)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for LimitsFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LimitsFile").field(self.region()).finish()
+    }
 }
 
 impl Region {
@@ -293,6 +326,8 @@ mod tests {
         let path = folder.path().join("limits");
         let host = LimitsFile::create(&path, &[limit("GPU-a"), limit("GPU-b")]).unwrap();
         let shim = LimitsFile::open(&path).unwrap();
+        let shown = format!("{shim:?}");
+        assert!(shown.contains("\"GPU-b\"") && shown.len() < 2000, "only what is in use: {shown}");
         assert_eq!(shim.region().find("GPU-b"), Some(1));
         assert_eq!(shim.region().find("GPU-"), None);
         let changed = DeviceLimit { memory_bytes: 5, ..limit("GPU-b") };

@@ -8,6 +8,7 @@
 mod spec;
 
 use std::{
+    fmt,
     fs::{self, File, OpenOptions},
     io,
     os::{fd::AsRawFd, unix::fs::PermissionsExt},
@@ -81,6 +82,7 @@ pub struct SimRegion {
 }
 
 #[repr(C)]
+#[derive(Debug)]
 pub struct SimDevice {
     /// The index in the table of models.
     model: AtomicU32,
@@ -113,6 +115,23 @@ pub struct SimFile {
 unsafe impl Send for SimFile {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for SimFile {}
+
+/// The devices in use, and the processes on them.
+impl fmt::Debug for SimRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimRegion")
+            .field("gpus", &self.gpus)
+            .field("devices", &&self.devices[..self.ledger.devices().len()])
+            .field("ledger", &self.ledger)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for SimFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SimFile").field(self.region()).finish()
+    }
+}
 
 impl SimFile {
     /// Creates the state of new, idle devices, replacing an existing one.

@@ -305,6 +305,7 @@ fn blocks(x: c_uint, y: c_uint, z: c_uint) -> u64 {
 
 /// The first fields of `CUlaunchConfig`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct LaunchConfig {
     grid: [c_uint; 3],
     block: [c_uint; 3],

@@ -11,6 +11,7 @@
 //! make system calls directly; the host compares the accounting with the driver's figures.
 //!
 //! Not here: the file's layout and rules (`gpu/proto`), host code.
+#![warn(missing_debug_implementations)]
 #![expect(unsafe_code, reason = "an interposed C interface is made of raw pointers; see the modules")]
 #![expect(non_snake_case, reason = "the names are those of the driver")]
 #![expect(clippy::missing_safety_doc, reason = "the contract is that of the driver's function of the name")]

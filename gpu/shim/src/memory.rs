@@ -15,6 +15,7 @@ const PITCH: u64 = 512;
 
 /// `CUDA_ARRAY_DESCRIPTOR`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct ArrayDescriptor {
     width: usize,
     height: usize,
@@ -24,6 +25,7 @@ pub struct ArrayDescriptor {
 
 /// `CUDA_ARRAY3D_DESCRIPTOR`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct Array3dDescriptor {
     width: usize,
     height: usize,

@@ -59,6 +59,7 @@ fn nvml_device(account: &Account, device: *mut c_void) -> Option<usize> {
 
 /// `nvmlMemory_t`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct NvmlMemory {
     total: u64,
     free: u64,
@@ -67,6 +68,7 @@ pub struct NvmlMemory {
 
 /// `nvmlMemory_v2_t`.
 #[repr(C)]
+#[derive(Debug)]
 pub struct NvmlMemoryV2 {
     version: c_uint,
     total: u64,
