@@ -24,6 +24,7 @@ use mayfly_devices::{
 };
 use mayfly_gpu_proto::DeviceLimit;
 use mayfly_runtime::DeviceAllocation;
+use parking_lot::Mutex;
 use tokio::{net::UnixListener, sync::watch};
 use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
@@ -89,6 +90,8 @@ struct Shared {
     /// The GPUs and their health.
     gpus: watch::Receiver<Arc<Vec<Gpu>>>,
     busy_since: BusySince,
+    /// Held while limits are written, and while a pod's limits are removed.
+    limits_lock: Mutex<()>,
 }
 
 impl NvidiaPlugin {
@@ -104,7 +107,8 @@ impl NvidiaPlugin {
         let resources = OfferedResource::all(config.source.gpus());
         let sockets = resources.into_iter().map(bind).collect::<io::Result<_>>()?;
         let (sender, gpus) = watch::channel(Arc::new(config.source.gpus().to_vec()));
-        let shared = Shared { config, allocations, gpus, busy_since: BusySince::default() };
+        let limits_lock = Mutex::default();
+        let shared = Shared { config, allocations, gpus, busy_since: BusySince::default(), limits_lock };
         let published = watch::Sender::new(shared.published());
         let violations = Arc::default();
         Ok(Self { shared: Arc::new(shared), sockets, gpus: sender, published, violations })
@@ -222,15 +226,16 @@ impl Shared {
         }
     }
 
-    /// Removes the limits of pods without devices. The folders are listed before the allocations are read: a folder
-    /// created meanwhile belongs to a pod with a known allocation.
+    /// Removes the limits of pods without devices. A pod may be admitted again after a failure: its devices are known
+    /// before its limits are written, and both are looked at under the lock.
     fn remove_limits(&self) {
         let Ok(folders) = fs::read_dir(&self.config.limits) else { return };
-        let folders: Vec<_> = folders.flatten().collect();
-        let known: BTreeSet<String> =
-            self.allocations.borrow().iter().map(|allocation| allocation.pod.0.clone()).collect();
-        for folder in folders.iter().filter(|folder| !known.contains(&*folder.file_name().to_string_lossy()))
-        {
+        for folder in folders.flatten() {
+            let _removing = self.limits_lock.lock();
+            let name = folder.file_name();
+            if self.allocations.borrow().iter().any(|one| one.pod.0.as_str() == name) {
+                continue;
+            }
             if let Err(error) = fs::remove_dir_all(folder.path()) {
                 tracing::warn!(path = %folder.path().display(), %error, "could not remove the GPU limits of a pod");
             }
@@ -274,7 +279,10 @@ impl Shared {
             .collect();
         let folder = self.limits_folder(owner);
         let refused = |error: grant::GrantError| Status::failed_precondition(error.to_string());
-        let limits = grant::write_limits(&folder, &limits).map_err(refused)?;
+        let limits = {
+            let _writing = self.limits_lock.lock();
+            grant::write_limits(&folder, &limits).map_err(refused)?
+        };
         self.response(gpus, Some(&limits))
     }
 

@@ -39,6 +39,16 @@ struct BusyTime {
     busy_ns: u64,
 }
 
+impl BusyTime {
+    /// Adds a utilization that was read at a time. Of two readers at the same moment the slower one adds nothing, so that
+    /// no time counts twice.
+    fn add(&mut self, now_ns: u64, percent: u32) {
+        let passed = now_ns.saturating_sub(self.read_at_ns);
+        self.busy_ns += passed / 100 * u64::from(percent.min(100));
+        self.read_at_ns = self.read_at_ns.max(now_ns);
+    }
+}
+
 /// The reason why there are no GPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
@@ -138,9 +148,7 @@ impl GpuSource {
         let now = monotonic_ns();
         let mut all = self.busy.lock();
         let busy = all.entry(gpu.uuid.clone()).or_insert(BusyTime { read_at_ns: now, busy_ns: 0 });
-        let passed = now.saturating_sub(busy.read_at_ns);
-        *busy =
-            BusyTime { read_at_ns: now, busy_ns: busy.busy_ns + passed / 100 * u64::from(percent.min(100)) };
+        busy.add(now, percent);
         Ok(DeviceFigures { memory_bytes, busy_ns: busy.busy_ns })
     }
 
@@ -315,6 +323,15 @@ fn numa_node(device: &Path) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_time_counts_twice() {
+        let mut busy = BusyTime { read_at_ns: 0, busy_ns: 0 };
+        for (now_ns, expected_ns) in [(1000, 500), (3000, 1500), (2000, 1500), (4000, 2000)] {
+            busy.add(now_ns, 50);
+            assert_eq!(busy.busy_ns, expected_ns, "{now_ns}");
+        }
+    }
 
     #[test]
     fn addresses_have_the_kernels_form() {

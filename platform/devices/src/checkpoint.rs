@@ -112,7 +112,8 @@ mod tests {
 
     fn book() -> DeviceLedger {
         let mut book = DeviceLedger::default();
-        let generation = book.connect("nvidia.com/gpu", "gpu.sock", EndpointOptions::default());
+        let generation = book.begin_connection();
+        assert!(book.connect(generation, "nvidia.com/gpu", "gpu.sock", EndpointOptions::default()));
         let device = DeviceState { healthy: true, numa: [1].into() };
         book.update("nvidia.com/gpu", generation, [("GPU-0".into(), device)].into());
         let key = (PodUid("uid-1".into()), "main".into(), "nvidia.com/gpu".into());

@@ -126,12 +126,26 @@ pub struct DeviceLedger {
 }
 
 impl DeviceLedger {
-    /// Records a registered plugin. A connected one with the same socket is replaced: the plugin restarted before the
-    /// end of its old connection was noticed.
-    pub fn connect(&mut self, resource: &str, socket: &str, options: EndpointOptions) -> Generation {
+    /// Numbers a connection before it is made: of two connections to one socket, the one that began later counts.
+    pub fn begin_connection(&mut self) -> Generation {
         self.generations += 1;
-        let generation = Generation(self.generations);
+        Generation(self.generations)
+    }
+
+    /// Records a registered plugin. A connected one with the same socket is replaced: the plugin restarted before the
+    /// end of its old connection was noticed. Returns false, and changes nothing, if a connection to the socket that began
+    /// later is known: this one may lead to the process before a restart.
+    pub fn connect(
+        &mut self,
+        generation: Generation,
+        resource: &str,
+        socket: &str,
+        options: EndpointOptions,
+    ) -> bool {
         let known = self.resources.entry(resource.to_owned()).or_default();
+        if known.endpoints.iter().any(|one| one.socket == socket && one.generation > generation) {
+            return false;
+        }
         known.endpoints.retain(|endpoint| endpoint.socket != socket);
         known.endpoints.push(Endpoint {
             socket: socket.to_owned(),
@@ -143,7 +157,7 @@ impl DeviceLedger {
         known.options = Some(options);
         known.stopped = None;
         self.removed.remove(resource);
-        generation
+        true
     }
 
     /// Applies a plugin's complete list. Returns whether anything changed.

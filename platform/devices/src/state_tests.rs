@@ -20,7 +20,7 @@ fn key(pod: &str, container: &str) -> EntryKey {
 
 fn with(devices: &[(&str, bool)]) -> (DeviceLedger, Generation) {
     let mut book = DeviceLedger::default();
-    let generation = book.connect(RESOURCE, "a.sock", EndpointOptions::default());
+    let generation = connect(&mut book, RESOURCE, "a.sock", EndpointOptions::default());
     book.update(RESOURCE, generation, list(devices));
     (book, generation)
 }
@@ -50,6 +50,13 @@ fn give(
 }
 
 /// Upstream: `TestUpdateCapacityAllocatable`.
+/// Records a plugin whose connection is made at once.
+fn connect(book: &mut DeviceLedger, resource: &str, socket: &str, options: EndpointOptions) -> Generation {
+    let generation = book.begin_connection();
+    assert!(book.connect(generation, resource, socket, options));
+    generation
+}
+
 #[test]
 fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
     let (mut book, generation) = with(&[("a", true), ("b", true), ("c", false)]);
@@ -70,7 +77,7 @@ fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
 #[test]
 fn a_plugin_that_registers_again_replaces_its_devices() {
     let (mut book, old) = with(&[("a", true), ("b", true)]);
-    let new = book.connect(RESOURCE, "a.sock", EndpointOptions::default());
+    let new = connect(&mut book, RESOURCE, "a.sock", EndpointOptions::default());
     assert_eq!(count(&book), (2, 2), "devices stay until the new connection lists its own");
     book.update(RESOURCE, new, list(&[("c", true)]));
     assert_eq!(count(&book), (1, 1));
@@ -81,7 +88,7 @@ fn a_plugin_that_registers_again_replaces_its_devices() {
 #[test]
 fn a_late_disconnect_does_not_touch_the_new_connection() {
     let (mut book, old) = with(&[("a", true)]);
-    let new = book.connect(RESOURCE, "a.sock", EndpointOptions::default());
+    let new = connect(&mut book, RESOURCE, "a.sock", EndpointOptions::default());
     book.update(RESOURCE, new, list(&[("a", true)]));
     assert!(!book.disconnect(RESOURCE, old, AT));
     assert_eq!(count(&book), (1, 1));
@@ -93,7 +100,7 @@ fn a_late_disconnect_does_not_touch_the_new_connection() {
 #[test]
 fn another_socket_takes_over_when_one_goes() {
     let (mut book, first) = with(&[("a", true)]);
-    let second = book.connect(RESOURCE, "b.sock", EndpointOptions::default());
+    let second = connect(&mut book, RESOURCE, "b.sock", EndpointOptions::default());
     book.update(RESOURCE, second, list(&[("a", true), ("b", true)]));
     assert_eq!(count(&book), (2, 2));
     book.disconnect(RESOURCE, second, AT);
@@ -147,7 +154,7 @@ fn a_plugin_that_is_away_is_called_before_a_start_if_it_was_before() {
     for required in [false, true] {
         let mut book = DeviceLedger::default();
         let options = EndpointOptions { pre_start_required: required, preferred_allocation: false };
-        let generation = book.connect(RESOURCE, "a.sock", options);
+        let generation = connect(&mut book, RESOURCE, "a.sock", options);
         assert_eq!(book.needs_pre_start(RESOURCE), required);
         book.disconnect(RESOURCE, generation, AT);
         assert_eq!(book.needs_pre_start(RESOURCE), required);
@@ -171,7 +178,7 @@ fn a_preference_is_followed_where_it_can_be() {
 #[test]
 fn topology_is_kept_by_numa_node() {
     let mut book = DeviceLedger::default();
-    let generation = book.connect(RESOURCE, "a.sock", EndpointOptions::default());
+    let generation = connect(&mut book, RESOURCE, "a.sock", EndpointOptions::default());
     let near = |nodes: &[i64]| DeviceState { healthy: true, numa: nodes.iter().copied().collect() };
     let devices = [("a".to_owned(), near(&[0, 1])), ("b".to_owned(), near(&[]))];
     book.update(RESOURCE, generation, devices.into());
@@ -213,7 +220,7 @@ proptest! {
             let now = Duration::from_secs(60 * at as u64);
             match event {
                 Event::Connect(socket) => connections.push(
-                    book.connect(RESOURCE, &format!("{socket}.sock"), EndpointOptions::default())),
+                    connect(&mut book, RESOURCE, &format!("{socket}.sock"), EndpointOptions::default())),
                 Event::List(at, bits) => {
                     let devices: Vec<_> = (0..8).map(|bit| (format!("d{bit}"), bits & (1 << bit) != 0)).collect();
                     let devices: Vec<_> = devices.iter().map(|(id, healthy)| (id.as_str(), *healthy)).collect();
@@ -268,7 +275,7 @@ fn devices_in_use_have_the_health_that_their_plugin_reports() {
     assert_eq!(health(&book), ["c1 a Unhealthy", "c2 g Healthy"], "a device may recover");
     book.disconnect(RESOURCE, generation, AT);
     assert_eq!(health(&book), ["c1 a Unknown", "c2 g Unknown"]);
-    let generation = book.connect(RESOURCE, "a.sock", EndpointOptions::default());
+    let generation = connect(&mut book, RESOURCE, "a.sock", EndpointOptions::default());
     assert_eq!(health(&book), ["c1 a Unknown", "c2 g Unknown"], "it has not listed its devices yet");
     book.update(RESOURCE, generation, list(&[("a", true), ("g::0", true), ("g::1", true)]));
     assert_eq!(health(&book), ["c1 a Healthy", "c2 g Healthy"]);
@@ -276,4 +283,23 @@ fn devices_in_use_have_the_health_that_their_plugin_reports() {
     book.expire(AT + STOP_GRACE);
     book.release(&PodUid("p".into()));
     assert!(book.in_use(&PodUid("p".into())).is_empty());
+}
+
+#[test]
+fn a_connection_that_began_earlier_does_not_replace_a_newer_one() {
+    let mut book = DeviceLedger::default();
+    let options = EndpointOptions::default();
+    // Both are being made when the plugin restarts; the old process answers last.
+    let (old, new) = (book.begin_connection(), book.begin_connection());
+    assert!(book.connect(new, RESOURCE, "a.sock", options));
+    assert!(!book.connect(old, RESOURCE, "a.sock", options));
+    assert_eq!(book.endpoint(RESOURCE), Some((new, options)));
+    assert!(!book.disconnect(RESOURCE, old, Duration::ZERO), "the end of the old one changes nothing");
+    assert_eq!(book.generation(RESOURCE, "a.sock"), Some(new));
+    // Another socket of the resource is not affected.
+    let other = book.begin_connection();
+    let last = book.begin_connection();
+    assert!(
+        book.connect(last, RESOURCE, "a.sock", options) && book.connect(other, RESOURCE, "b.sock", options)
+    );
 }

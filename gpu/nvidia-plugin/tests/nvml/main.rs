@@ -308,3 +308,19 @@ async fn a_container_that_uses_more_time_than_its_share_is_reported() {
     assert!(node.meter.violation_counts().get(ViolationKind::Time) >= 1);
     assert!(node.meter.violations().borrow().is_empty(), "it is not evicted");
 }
+
+/// The limits of a pod that is admitted again, while those of its first admission are removed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_is_admitted_again_has_its_limits() {
+    let TestHost { source, host, folder: _folder, .. } = host("L4");
+    let node = Node::start(source, &host, Duration::from_secs(30));
+    node.offers(RESOURCE_CORE, 100, 100).await;
+    node.offers(RESOURCE_MEMORY, 89, 89).await;
+    let pod = pod("uid", 50);
+    let limits = node.folder.path().join("limits/uid/c/limits");
+    for round in 0..200 {
+        node.manager.prepare(&pod, "c").await.unwrap();
+        assert!(limits.exists(), "round {round}");
+        node.manager.release(&pod.uid);
+    }
+}

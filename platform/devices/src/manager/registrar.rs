@@ -33,10 +33,13 @@ impl DeviceManager {
             let message = format!("{resource:?} is not an extended resource name such as vendor.com/device");
             return Err(Status::invalid_argument(message));
         }
+        let generation = self.book.lock().begin_connection();
         let (client, options) = connect(path).await.map_err(|error| {
             Status::failed_precondition(format!("cannot reach the plugin at {name}: {error}"))
         })?;
-        let generation = self.book.lock().connect(resource, name, options);
+        if !self.book.lock().connect(generation, resource, name, options) {
+            return Err(Status::aborted(format!("the plugin at {name} has registered again meanwhile")));
+        }
         self.clients.lock().insert(generation, client.clone());
         tracing::info!(resource, socket = name, "a device plugin registered");
         let connected = Connected { resource: resource.to_owned(), generation, client };
