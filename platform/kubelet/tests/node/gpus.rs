@@ -57,7 +57,7 @@ async fn a_pod_that_uses_more_gpu_memory_than_it_may_is_evicted() {
 
 #[tokio::test]
 async fn a_pod_that_uses_more_gpu_time_than_its_share_is_reported_and_runs_on() {
-    let cluster = Cluster::stopped().await;
+    let cluster = KubeletHarness::stopped().await;
     let gpus = Arc::new(TestGpus::default());
     cluster.run_gpus(gpus.clone(), None);
     let cheat = cluster.create("cheat", json!({}), json!({})).await;
@@ -73,7 +73,7 @@ async fn a_pod_that_uses_more_gpu_time_than_its_share_is_reported_and_runs_on() 
 #[tokio::test]
 async fn the_gpu_time_of_any_pod_is_in_an_annotation() {
     for (time, expected) in [(Some(Duration::from_millis(61_050)), Some("61.050")), (None, None)] {
-        let cluster = Cluster::stopped().await;
+        let cluster = KubeletHarness::stopped().await;
         cluster.run_gpus(Arc::new(TestGpus { time, ..TestGpus::default() }), None);
         let pod = cluster.create("plain", json!({"restartPolicy": "Never"}), json!({})).await;
         cluster.until("plain", "running", |pod| phase(pod) == "Running").await;
