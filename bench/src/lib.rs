@@ -18,6 +18,7 @@ mod load;
 mod neighbours;
 mod network;
 mod open_files;
+mod options;
 mod peer;
 mod pods;
 mod restate;
@@ -34,6 +35,8 @@ use mayfly_xtask_harness::{
     workspace::Workspace,
 };
 use serde_json::{Value, json};
+
+use self::options::Options;
 
 /// The help of `cargo xtask bench`.
 pub const HELP: &str = "\
@@ -60,7 +63,7 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
   cargo xtask bench writes      durable writes: the store alone, through the API, beside etcd
   cargo xtask bench workflows   1, 3 and 9 durable steps beside Restate at 1, 16, 64 and 256 clients; bytes and
                                 fsyncs a step; express transitions; a Map over 10,000 items; memory with
-                                100,000 executions that wait
+                                100,000 executions that wait; 100,000 timers due in one second
 
   --quick        fewer and shorter rounds: minutes instead of a quarter of an hour
   --profile NAME what is built: dist, as users have it, optimised over all crates (slow to build), or release
@@ -72,99 +75,49 @@ Builds what is shipped and measures it. Mayfly and the peer take turns, round by
                  languages: rust, javascript or python alone;
                  network: services, names or functions alone;
                  pods: starts, many or log alone;
-                 workflows: steps, express, map or waiting alone
+                 workflows: steps, express, map, waiting or timers alone
 
 `wasmtime` is built by cargo on first use (a quarter of an hour on two cores), outside target/;
 wrk and etcd come from Debian's packages when we are root, Restate from npm.";
 
-/// The build profile of released binaries.
-const SHIPPED: &str = "dist";
-
-pub(crate) struct Options {
-    pub(crate) quick: bool,
-    /// The build profile of the measured binary.
-    profile: String,
-    /// An existing binary, measured instead of a new build.
-    mayfly: Option<PathBuf>,
-    pub(crate) only: Option<String>,
-    json: Option<PathBuf>,
+struct Benchmark {
+    name: &'static str,
+    /// Prints tables, and returns all figures.
+    run: fn(&Workspace, &Options) -> Result<Value>,
+    /// The parts that `--only` can choose.
+    parts: &'static [&'static str],
 }
 
-impl Options {
-    pub(crate) fn wants(&self, part: &str) -> bool {
-        self.only.as_deref().is_none_or(|only| only == part)
-    }
+const BENCHMARKS: &[Benchmark] = &[
+    Benchmark { name: "api", run: api::run, parts: api::PARTS },
+    Benchmark { name: "functions", run: functions::run, parts: functions::PARTS },
+    Benchmark { name: GPU, run: gpu::run, parts: &[] },
+    Benchmark { name: "languages", run: languages::run, parts: languages::PARTS },
+    Benchmark { name: "neighbours", run: neighbours::run, parts: neighbours::PARTS },
+    Benchmark { name: "network", run: network::run, parts: network::PARTS },
+    Benchmark { name: "pods", run: pods::run, parts: pods::PARTS },
+    Benchmark { name: "start", run: start::run, parts: &[] },
+    Benchmark { name: "writes", run: writes::run, parts: &[] },
+    Benchmark { name: "workflows", run: workflows::run, parts: workflows::PARTS },
+];
 
-    /// The measured binary.
-    pub(crate) fn mayfly(&self, workspace: &Workspace) -> PathBuf {
-        self.mayfly.clone().unwrap_or_else(|| workspace.mayfly(&self.profile))
-    }
-
-    /// `parts` are the parts of the benchmark.
-    fn parse(arguments: &[String], parts: &[&str]) -> Result<Self> {
-        let mut options =
-            Self { quick: false, profile: SHIPPED.to_owned(), mayfly: None, only: None, json: None };
-        let mut arguments = arguments.iter();
-        while let Some(argument) = arguments.next() {
-            match argument.as_str() {
-                "--quick" => options.quick = true,
-                "--profile" => options.profile = arguments.next().context("--profile needs a name")?.clone(),
-                "--mayfly" => {
-                    let path = arguments.next().context("--mayfly needs a path")?;
-                    let path = std::fs::canonicalize(path).with_context(|| format!("no binary at {path}"))?;
-                    options.mayfly = Some(path);
-                }
-                "--json" => options.json = Some(arguments.next().context("--json needs a path")?.into()),
-                "--only" => {
-                    let part = arguments.next().context("--only needs a part")?;
-                    if parts.is_empty() {
-                        bail!("this benchmark has no parts: omit --only");
-                    }
-                    if !parts.contains(&part.as_str()) {
-                        bail!("--only takes one of {}", parts.join(", "));
-                    }
-                    options.only = Some(part.clone());
-                }
-                _ => bail!(
-                    "bench takes --quick, --profile NAME, --mayfly PATH, --json PATH and --only PART, not {argument:?}"
-                ),
-            }
-        }
-        Ok(options)
-    }
-}
+/// The benchmark that measures libraries instead of the server.
+const GPU: &str = "gpu";
 
 /// Runs the benchmark that the first argument names, with the options of the others.
 pub fn run(arguments: &[String]) -> Result<()> {
-    let Some((name, rest)) = arguments.split_first() else {
-        bail!(
-            "name a benchmark: api, functions, gpu, languages, neighbours, network, pods, start, writes or workflows"
-        )
-    };
-    let (bench, parts): (fn(&Workspace, &Options) -> Result<Value>, &[&str]) = match name.as_str() {
-        "api" => (api::run, api::PARTS),
-        "functions" => (functions::run, functions::PARTS),
-        "gpu" => (gpu::run, &[]),
-        "languages" => (languages::run, languages::PARTS),
-        "neighbours" => (neighbours::run, neighbours::PARTS),
-        "network" => (network::run, network::PARTS),
-        "pods" => (pods::run, pods::PARTS),
-        "start" => (start::run, &[]),
-        "writes" => (writes::run, &[]),
-        "workflows" => (workflows::run, workflows::PARTS),
-        _ => bail!(
-            "unknown benchmark {name:?}; known are api, functions, gpu, languages, neighbours, network, pods, start, writes or workflows"
-        ),
-    };
-    let options = Options::parse(rest, parts)?;
+    let Some((name, rest)) = arguments.split_first() else { bail!("name a benchmark: {}", names()) };
+    let benchmark = BENCHMARKS.iter().find(|benchmark| benchmark.name == name);
+    let benchmark =
+        benchmark.with_context(|| format!("unknown benchmark {name:?}; known are {}", names()))?;
+    let options = Options::parse(rest, benchmark.parts)?;
     let workspace = Workspace::locate()?;
-    // The GPU benchmark measures libraries, not the server.
-    if options.mayfly.is_none() && name != "gpu" {
+    if options.mayfly.is_none() && name != GPU {
         let mut build = cargo();
         build.args(["build", "--profile", &options.profile, "--package", "mayfly"]);
         command::run(build.current_dir(&workspace.root))?;
     }
-    let figures = bench(&workspace, &options)?;
+    let figures = (benchmark.run)(&workspace, &options)?;
     let path = options.json.unwrap_or_else(|| workspace.target.join(format!("bench/{name}.json")));
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -175,6 +128,12 @@ pub fn run(arguments: &[String]) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))?;
     println!("\nfigures: {}", path.display());
     Ok(())
+}
+
+/// The names of all benchmarks, for messages.
+fn names() -> String {
+    let names: Vec<&str> = BENCHMARKS.iter().map(|benchmark| benchmark.name).collect();
+    names.split_last().map_or_else(String::new, |(last, others)| format!("{} or {last}", others.join(", ")))
 }
 
 /// Builds the load generators; returns their folder.
@@ -201,4 +160,25 @@ fn machine() -> Value {
         "kernel": read("/proc/sys/kernel/osrelease").trim(),
         "date": date.ok().map(|date| date.trim().to_owned()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_names_each_benchmark_and_its_parts() {
+        for benchmark in BENCHMARKS {
+            assert!(HELP.contains(&format!("cargo xtask bench {} ", benchmark.name)), "{}", benchmark.name);
+            let Some((last, others)) = benchmark.parts.split_last() else { continue };
+            let parts = format!("{}: {} or {last} alone", benchmark.name, others.join(", "));
+            assert!(HELP.contains(&parts), "no line {parts:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_benchmark_is_refused_with_the_names_of_all() {
+        let error = run(&["speed".to_owned()]).unwrap_err().to_string();
+        assert!(error.ends_with("start, writes or workflows"), "{error}");
+    }
 }
