@@ -37,6 +37,7 @@ fn zone(services: u32) -> Zone {
         let key = ObjectKey::new("bench", format!("service-{number}"));
         zone.set(&key, Some(ServiceRecords { target, ports: Vec::new() }));
     }
+    zone.complete();
     zone
 }
 

@@ -19,6 +19,7 @@ use mayfly_api::{
 use mayfly_informer::{Index, Informer, Informers};
 use parking_lot::RwLock;
 use serde_json::json;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -43,6 +44,7 @@ pub struct ClusterNames {
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
     slices_by_service: Index<EndpointSlice>,
+    is_complete: watch::Sender<bool>,
 }
 
 impl std::fmt::Debug for ClusterNames {
@@ -82,7 +84,8 @@ impl ClusterNames {
         let slices = informers.of();
         let slices_by_service = slices::by_service(&slices);
         let zone = Arc::new(RwLock::new(Zone::new(domain)));
-        Self { zone, services: informers.of(), slices, slices_by_service }
+        let is_complete = watch::Sender::new(false);
+        Self { zone, services: informers.of(), slices, slices_by_service, is_complete }
     }
 
     /// Resolves a host name, see [`Zone::resolve`].
@@ -97,6 +100,8 @@ impl ClusterNames {
         // A deleted slice is not available any more to look up its Service.
         let mut service_of_slice: HashMap<ObjectKey, ObjectKey> = HashMap::new();
         let following = async {
+            tokio::join!(self.services.synced(), self.slices.synced());
+            self.update_all();
             loop {
                 let changed = tokio::select! {
                     keys = services.next() => keys,
@@ -118,6 +123,16 @@ impl ClusterNames {
             }
         };
         let _: Option<()> = stop.run_until_cancelled(following).await;
+    }
+
+    /// Sets the records of all Services, and declares the zone complete. Changes since then, and the Services of slices,
+    /// are still in the subscriptions.
+    fn update_all(&self) {
+        for key in self.services.keys() {
+            self.update(&key);
+        }
+        self.zone.write().complete();
+        self.is_complete.send_replace(true);
     }
 
     fn update(&self, key: &ObjectKey) {
@@ -155,7 +170,8 @@ impl ClusterDns {
             tracing::error!("the sockets of the cluster's name server have no addresses");
             return stop.cancelled().await;
         };
-        let names = NameServer::new(self.names.zone.clone(), Forwarder::new(&self.config.resolv_conf));
+        let names = NameServer::new(self.names.zone.clone(), Forwarder::new(&self.config.resolv_conf))
+            .after(self.names.is_complete.subscribe());
         let publishing = async {
             while let Err(error) = self.publish(ports).await {
                 tracing::warn!(%error, "cannot write the Service kube-dns; will try again");

@@ -8,6 +8,7 @@ use simple_dns::RCODE;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream, UdpSocket},
+    sync::watch,
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -27,6 +28,9 @@ const CONNECTIONS_MAX: usize = 256;
 const CONNECTION_IDLE: Duration = Duration::from_secs(10);
 /// The number of aliases that are followed for one query.
 const ALIASES_MAX: usize = 8;
+/// The time for which queries wait for the zone's records after a start. Shorter than the timeout of resolvers (5 s in
+/// glibc), so that a client whose query waited gets an answer to it.
+const RECORDS_WAIT_MAX: Duration = Duration::from_secs(3);
 /// The pause after a socket error, so that a lack of file descriptors causes no busy loop.
 const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
@@ -36,6 +40,8 @@ pub struct NameServer {
     forwarder: Forwarder,
     forwarded: Arc<ClientShares>,
     connections: Arc<ClientShares>,
+    /// Becomes true when the zone is complete; `None`: it is.
+    is_complete: Option<watch::Receiver<bool>>,
 }
 
 impl std::fmt::Debug for NameServer {
@@ -62,11 +68,29 @@ impl NameServer {
     #[must_use]
     pub fn new(zone: Arc<RwLock<Zone>>, forwarder: Forwarder) -> Self {
         let (forwarded, connections) = (ClientShares::new(FORWARDED_MAX), ClientShares::new(CONNECTIONS_MAX));
-        Self { zone, forwarder, forwarded, connections }
+        Self { zone, forwarder, forwarded, connections, is_complete: None }
+    }
+
+    /// Delays the first answer until the zone is complete, for [`RECORDS_WAIT_MAX`] at most. Meanwhile queries wait in
+    /// the sockets' buffers, which bounds them.
+    #[must_use]
+    pub fn after(mut self, is_complete: watch::Receiver<bool>) -> Self {
+        self.is_complete = Some(is_complete);
+        self
     }
 
     /// Serves both sockets until `stop`.
-    pub async fn serve(self, udp: UdpSocket, tcp: TcpListener, stop: CancellationToken) {
+    pub async fn serve(mut self, udp: UdpSocket, tcp: TcpListener, stop: CancellationToken) {
+        if let Some(mut is_complete) = self.is_complete.take() {
+            let complete = timeout(RECORDS_WAIT_MAX, is_complete.wait_for(|is| *is));
+            match stop.run_until_cancelled(complete).await {
+                None => return,
+                Some(Ok(_)) => {}
+                Some(Err(_)) => tracing::warn!(
+                    "the cluster's names are not loaded yet: queries for unknown ones get SERVFAIL until they are"
+                ),
+            }
+        }
         let (server, tasks) = (Arc::new(self), TaskTracker::new());
         // Pending forwarded queries end by their timeout.
         tokio::join!(
@@ -176,6 +200,8 @@ impl NameServer {
                 }
                 ZoneAnswer::NoData => reply.negative = Some(false),
                 ZoneAnswer::NoName => reply.negative = Some(true),
+                // Clients keep negative answers, but repeat a query that failed.
+                ZoneAnswer::Incomplete => break,
                 ZoneAnswer::Outside if reply.answers.is_empty() => {
                     return Prepared::Forward { aliases: Vec::new(), query: query.to_vec(), question };
                 }

@@ -25,6 +25,21 @@ fn query(name: &str, kind: TYPE, payload: Option<u16>) -> Vec<u8> {
 
 /// A name server on loopback sockets that forwards to `upstream`. It stops when the guard is dropped.
 async fn serve(upstream: &str) -> (SocketAddr, SocketAddr, tokio_util::sync::DropGuard, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("resolv.conf");
+    std::fs::write(&file, upstream).unwrap();
+    let mut zone = zone();
+    zone.complete();
+    let server = NameServer::new(Arc::new(RwLock::new(zone)), Forwarder::new(file));
+    let (udp, tcp) = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let (udp_address, tcp_address) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
+    let stop = CancellationToken::new();
+    tokio::spawn(server.serve(udp, tcp, stop.clone()));
+    (udp_address, tcp_address, stop.drop_guard(), folder)
+}
+
+/// A zone with Services of each kind, not yet complete.
+fn zone() -> Zone {
     let mut zone = Zone::new("cluster.local");
     let endpoint = |number: u8| EndpointRecord {
         address: Ipv4Addr::from([10, 0, 0, number]).into(),
@@ -41,15 +56,7 @@ async fn serve(upstream: &str) -> (SocketAddr, SocketAddr, tokio_util::sync::Dro
     ] {
         zone.set(&ObjectKey::new("shop", name), Some(ServiceRecords { target, ports: Vec::new() }));
     }
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("resolv.conf");
-    std::fs::write(&file, upstream).unwrap();
-    let server = NameServer::new(Arc::new(RwLock::new(zone)), Forwarder::new(file));
-    let (udp, tcp) = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let (udp_address, tcp_address) = (udp.local_addr().unwrap(), tcp.local_addr().unwrap());
-    let stop = CancellationToken::new();
-    tokio::spawn(server.serve(udp, tcp, stop.clone()));
-    (udp_address, tcp_address, stop.drop_guard(), folder)
+    zone
 }
 
 async fn ask_udp(server: SocketAddr, query: &[u8]) -> Vec<u8> {
@@ -233,4 +240,49 @@ async fn other_names_are_forwarded_and_kept() {
     assert!(
         matches!(answer.answers[0].rdata, RData::CNAME(_)) && matches!(answer.answers[1].rdata, RData::A(_))
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_name_is_denied_before_the_zone_is_complete() {
+    let zone = Arc::new(RwLock::new(zone()));
+    let (complete, is_complete) = watch::channel(false);
+    let server = NameServer::new(zone.clone(), Forwarder::new("/dev/null")).after(is_complete);
+    let (udp, tcp) = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = udp.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let _stop = stop.clone().drop_guard();
+    let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    client.connect(address).await.unwrap();
+    let late = query("late.shop.svc.cluster.local", TYPE::A, None);
+    client.send(&late).await.unwrap();
+    tokio::spawn(server.serve(udp, tcp, stop));
+    // A query that arrives before is answered afterwards, from the complete zone.
+    let mut answer = [0; 512];
+    let early = timeout(RECORDS_WAIT_MAX / 2, client.recv(&mut answer)).await;
+    assert!(early.is_err(), "answered before the zone was complete");
+    let target = ServiceTarget::ClusterIps(vec![Ipv4Addr::new(10, 96, 0, 8).into()]);
+    zone.write().set(&ObjectKey::new("shop", "late"), Some(ServiceRecords { target, ports: Vec::new() }));
+    zone.write().complete();
+    complete.send_replace(true);
+    let length = client.recv(&mut answer).await.unwrap();
+    assert_eq!(Packet::parse(&answer[..length]).unwrap().answers.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_fail_while_the_zone_stays_incomplete() {
+    let (_complete, is_complete) = watch::channel(false);
+    let server =
+        NameServer::new(Arc::new(RwLock::new(zone())), Forwarder::new("/dev/null")).after(is_complete);
+    let (udp, tcp) = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = udp.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let _stop = stop.clone().drop_guard();
+    tokio::spawn(server.serve(udp, tcp, stop));
+    for (name, code) in [
+        ("late.shop.svc.cluster.local", RCODE::ServerFailure),
+        ("web.shop.svc.cluster.local", RCODE::NoError),
+    ] {
+        let bytes = ask_udp(address, &query(name, TYPE::A, None)).await;
+        assert_eq!(Packet::parse(&bytes).unwrap().rcode(), code, "{name}");
+    }
 }

@@ -65,6 +65,8 @@ pub struct Zone {
     services: BTreeMap<ObjectKey, ServiceRecords>,
     /// The names of each address. Several Services may share an endpoint.
     pointers: HashMap<IpAddr, BTreeSet<String>>,
+    /// Whether the zone has had the records of all Services.
+    is_complete: bool,
 }
 
 /// The answer of the zone to a query.
@@ -82,6 +84,8 @@ pub enum ZoneAnswer {
     NoName,
     /// The name is not in this zone.
     Outside,
+    /// The zone is not complete yet, so the absence of records means nothing.
+    Incomplete,
 }
 
 /// A host name as used by a program in the cluster, resolved by the zone.
@@ -94,11 +98,17 @@ pub enum HostAddresses {
 }
 
 impl Zone {
-    /// An empty zone below a domain such as `cluster.local`.
+    /// An empty zone below a domain such as `cluster.local`. It answers [`ZoneAnswer::Incomplete`] instead of negatively
+    /// until [`Zone::complete`].
     #[must_use]
     pub fn new(domain: &str) -> Self {
         let domain = domain.trim_end_matches('.').to_ascii_lowercase();
-        Self { domain, services: BTreeMap::new(), pointers: HashMap::new() }
+        Self { domain, services: BTreeMap::new(), pointers: HashMap::new(), is_complete: false }
+    }
+
+    /// Declares that the records of all Services have been set.
+    pub fn complete(&mut self) {
+        self.is_complete = true;
     }
 
     /// The domain, without the final dot.
@@ -129,6 +139,18 @@ impl Zone {
     /// Answers a query for the records of type `kind` of `name`, which has no final dot.
     #[must_use]
     pub fn answer(&self, name: &str, kind: RecordType) -> ZoneAnswer {
+        match self.known(name, kind) {
+            ZoneAnswer::NoData | ZoneAnswer::NoName if !self.is_complete => ZoneAnswer::Incomplete,
+            // The address of an unknown Service or pod; the host's name servers know it even less.
+            ZoneAnswer::Outside if !self.is_complete && arpa_address(name).is_some() => {
+                ZoneAnswer::Incomplete
+            }
+            answer => answer,
+        }
+    }
+
+    /// The answer according to the present records.
+    fn known(&self, name: &str, kind: RecordType) -> ZoneAnswer {
         let lower = name.to_ascii_lowercase();
         let Some(relative) = self.relative(&lower) else { return self.reverse(name, kind) };
         let labels: Vec<&str> = relative.split('.').filter(|label| !label.is_empty()).collect();
@@ -178,7 +200,7 @@ impl Zone {
         };
         let mut found = Vec::new();
         for kind in [RecordType::A, RecordType::Aaaa] {
-            match self.answer(&name, kind) {
+            match self.known(&name, kind) {
                 ZoneAnswer::Records { answers, .. } => {
                     let address = |record: &ZoneRecord| match record.data {
                         RecordData::Address(address) => Some(address),
@@ -187,9 +209,8 @@ impl Zone {
                     found.extend(answers.iter().filter_map(address));
                 }
                 ZoneAnswer::Alias(target) => return Some(HostAddresses::Alias(target)),
-                ZoneAnswer::NoData => {}
                 ZoneAnswer::NoName | ZoneAnswer::Outside if !is_cluster_name => return None,
-                ZoneAnswer::NoName | ZoneAnswer::Outside => {}
+                ZoneAnswer::NoData | ZoneAnswer::NoName | ZoneAnswer::Outside | ZoneAnswer::Incomplete => {}
             }
         }
         Some(HostAddresses::Addresses(found))

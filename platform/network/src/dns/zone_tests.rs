@@ -39,6 +39,7 @@ fn zone() -> Zone {
     add(&mut zone, "db", json!({"clusterIP": "None", "ports": [{"name": "sql", "port": 5432}]}), &[slice]);
     add(&mut zone, "none", json!({"clusterIP": "None"}), &[]);
     add(&mut zone, "away", json!({"type": "ExternalName", "externalName": "www.example.com"}), &[]);
+    zone.complete();
     zone
 }
 
@@ -120,6 +121,27 @@ fn answers_follow_the_specification() {
         ("example.com".to_owned(), A, "Outside"),
     ] {
         assert_eq!(asked(&zone, &name, kind), expected, "{name} {kind:?}");
+    }
+}
+
+#[test]
+fn an_incomplete_zone_denies_no_name() {
+    let mut zone = Zone::new("cluster.local");
+    add(&mut zone, "web", json!({"clusterIP": "10.96.0.7", "ports": []}), &[]);
+    let names = [
+        ("web.shop.svc.cluster.local", RecordType::A, "10.96.0.7", "10.96.0.7"),
+        ("web.shop.svc.cluster.local", RecordType::Aaaa, "Incomplete", "NoData"),
+        ("other.shop.svc.cluster.local", RecordType::A, "Incomplete", "NoName"),
+        ("other.svc.cluster.local", RecordType::A, "Incomplete", "NoName"),
+        ("8.0.96.10.in-addr.arpa", RecordType::Ptr, "Incomplete", "Outside"),
+        ("example.com", RecordType::A, "Outside", "Outside"),
+    ];
+    for (name, kind, before, _) in names {
+        assert_eq!(asked(&zone, name, kind), before, "{name} {kind:?}");
+    }
+    zone.complete();
+    for (name, kind, _, after) in names {
+        assert_eq!(asked(&zone, name, kind), after, "{name} {kind:?}");
     }
 }
 
