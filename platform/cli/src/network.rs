@@ -1,9 +1,11 @@
 //! `mayfly network show service`: the addresses of a Service, its endpoints, and what happens to connections.
 
+use std::net::SocketAddr;
+
 use clap::{Args, Subcommand, ValueEnum};
 use mayfly_api::k8s::api::{core::v1::Service, discovery::v1::EndpointSlice};
 use mayfly_network::{
-    Backend, Frontend, RuleSet,
+    Backend, Frontend, ProxyNode, RuleSet,
     plan::{self, SERVICE_NAME_LABEL},
 };
 use serde::Serialize;
@@ -72,6 +74,10 @@ pub(crate) async fn run(args: NetworkArgs, session: &Session) -> anyhow::Result<
     let slices = list["items"].as_array().into_iter().flatten();
     let slices = slices.map(|slice| serde_json::from_value(slice.clone()));
     let slices: Vec<EndpointSlice> = slices.collect::<Result<_, _>>()?;
+    let path = format!("/api/v1/nodes/{}", segment(&node));
+    // Only the node's zone is needed, and only if the endpoints have hints.
+    let of_node = server.get(&path).await.ok().and_then(|of| serde_json::from_value(of).ok());
+    let node = ProxyNode::of(&node, of_node.as_ref());
     let rules = service_rules(&plan::plan([&service], &slices, &node));
     output::result(session.format(), &rules, || match rules.is_empty() {
         true => without_rules(&service),
@@ -94,6 +100,7 @@ fn service_rules(rules: &RuleSet) -> Vec<ServiceRule> {
 
 fn in_words(backend: &Backend) -> String {
     let mut words = vec![match backend.endpoints.len() {
+        0 if backend.drops => "dropped: there is no ready endpoint on this node".to_owned(),
         0 => "refused: there is no ready endpoint".to_owned(),
         1 => "to the only endpoint".to_owned(),
         endpoints => format!("to one of {endpoints} endpoints at random"),
@@ -107,10 +114,17 @@ fn in_words(backend: &Backend) -> String {
     if backend.masquerade {
         words.push("the endpoint sees the node's address, not the client's".to_owned());
     }
+    if let Some(inside) = backend.inside_endpoints.as_ref().filter(|inside| **inside != backend.endpoints) {
+        words.push(format!("clients in the cluster: to one of {}", addresses(inside)));
+    }
     if !backend.source_ranges.is_empty() {
         words.push(format!("only for clients in {}", backend.source_ranges.join(", ")));
     }
     words.join("; ")
+}
+
+fn addresses(endpoints: &[SocketAddr]) -> String {
+    endpoints.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn rule_table(rules: &[ServiceRule]) -> String {
@@ -160,7 +174,7 @@ mod tests {
             "endpoints": [{"addresses": ["10.0.0.1"]}, {"addresses": ["10.0.0.2"]}],
         }))
         .unwrap();
-        let rules = service_rules(&plan::plan([&service], [&slice], ""));
+        let rules = service_rules(&plan::plan([&service], [&slice], &ProxyNode::default()));
         let words: Vec<_> = rules.iter().map(|rule| (&*rule.address, &*rule.rule)).collect();
         let stays = "to one of 2 endpoints at random; a client stays with its endpoint for 10800s after its last connection";
         let node = format!("{stays}; the endpoint sees the node's address, not the client's");

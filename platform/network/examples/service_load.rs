@@ -72,6 +72,8 @@ fn rules(services: u32, turn: usize) -> Arc<RuleSet> {
         endpoints,
         affinity: None,
         masquerade: false,
+        inside_endpoints: None,
+        drops: false,
         source_ranges: Vec::new(),
     };
     let address = |base: [u8; 4], number: u32, port: u16| {

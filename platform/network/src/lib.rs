@@ -29,7 +29,7 @@ pub mod userspace;
 mod withdrawal;
 
 pub use dns::{ClusterDns, ClusterNames, DnsConfig, HostAddresses};
-pub use plan::{Backend, Frontend, RuleSet, ServicePortName, TransportProtocol};
+pub use plan::{Backend, Frontend, ProxyNode, RuleSet, ServicePortName, TransportProtocol};
 pub use policy::{InProcessPolicies, PolicyEnforcer, PolicyMode};
 pub use role::{Activation, ProxyMode, ServiceProxy};
 pub use withdrawal::AppliedEndpoints;

@@ -14,6 +14,7 @@
 //! thousand.
 
 mod check;
+mod fixed;
 mod program;
 mod state;
 
@@ -24,7 +25,7 @@ use std::{
     sync::Arc,
 };
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
@@ -92,7 +93,7 @@ impl AddressFamily {
         }
     }
 
-    /// The number of chains of [`base`].
+    /// The number of chains of [`fixed::write_table`].
     fn fixed_chains(self) -> usize {
         match self {
             Self::V4 => 10,
@@ -138,12 +139,19 @@ impl Map {
 struct FrontendRules<'a> {
     family: AddressFamily,
     backend: &'a Backend,
+    /// The networks of pods.
+    pods: &'a [IpNet],
     protocol: TransportProtocol,
     rules: EntryRules,
 }
 
-/// The chains, sets and map element of a frontend; `None` if it has no address of the family.
-fn frontend_rules(family: AddressFamily, frontend: &Frontend, backend: &Backend) -> Option<EntryRules> {
+/// The chains, sets and map elements of a frontend; `None` if it has no address of the family.
+fn frontend_rules(
+    family: AddressFamily,
+    frontend: &Frontend,
+    backend: &Backend,
+    pods: &[IpNet],
+) -> Option<EntryRules> {
     let (with_endpoints, without, key) = match frontend {
         Frontend::Address(_, at) if AddressFamily::of(*at) != family => return None,
         Frontend::Address(protocol, at) => {
@@ -154,17 +162,25 @@ fn frontend_rules(family: AddressFamily, frontend: &Frontend, backend: &Backend)
             (Map::ServicePorts, Map::NoEndpointPorts, format!("{} . {port}", protocol.name()))
         }
     };
-    let endpoints = backend.endpoints.iter().filter(|at| AddressFamily::of(**at) == family);
-    let endpoints: Vec<_> = endpoints.copied().collect();
-    let mut builder =
-        FrontendRules { family, backend, protocol: frontend.protocol(), rules: EntryRules::default() };
+    let own = |all: &[SocketAddr]| -> Vec<SocketAddr> {
+        all.iter().copied().filter(|at| AddressFamily::of(*at) == family).collect()
+    };
+    let endpoints = own(&backend.endpoints);
+    let inside = backend.inside_endpoints.as_deref().map(own).filter(|inside| !inside.is_empty());
+    let (protocol, rules) = (frontend.protocol(), EntryRules::default());
+    let mut builder = FrontendRules { family, backend, pods, protocol, rules };
     if endpoints.is_empty() {
-        let element = ((without.name().to_owned(), key), Some("goto refuse".to_owned()));
+        // Seen only by packets whose destination was not translated.
+        let verdict = if backend.drops { "drop" } else { "goto refuse" };
+        let element = ((without.name().to_owned(), key.clone()), Some(verdict.to_owned()));
         builder.rules.elements.push(element);
-        return Some(builder.rules);
+        if inside.is_none() {
+            return Some(builder.rules);
+        }
     }
-    let service = builder.service_chain(&endpoints);
-    let target = builder.entry_chain(service);
+    let service = (!endpoints.is_empty()).then(|| builder.service_chain(&endpoints));
+    let inside = inside.map(|inside| builder.service_chain(&inside));
+    let target = builder.entry_chain(service, inside);
     let front = format!("front-{}", digest(&format!("{} {key}", with_endpoints.name())));
     let element = ((with_endpoints.name().to_owned(), key), Some(format!("goto {front}")));
     builder.rules.elements.push(element);
@@ -173,8 +189,9 @@ fn frontend_rules(family: AddressFamily, frontend: &Frontend, backend: &Backend)
 }
 
 impl FrontendRules<'_> {
-    /// The chain in front of a service's own: rules for clients from outside.
-    fn entry_chain(&mut self, service: String) -> String {
+    /// The chain in front of a service's own: rules for clients from outside. `inside`: the chain for clients in the
+    /// cluster, if they have one.
+    fn entry_chain(&mut self, service: Option<String>, inside: Option<String>) -> String {
         let word = self.family.word();
         let mut rules = Vec::new();
         if !self.backend.source_ranges.is_empty() {
@@ -188,10 +205,21 @@ impl FrontendRules<'_> {
         if self.backend.masquerade {
             rules.push(format!("meta mark set mark or {MASQUERADE_MARK}"));
         }
-        if rules.is_empty() {
-            return service;
+        if let Some(inside) = inside {
+            // As in upstream: their connections could have gone to a load balancer and come back through any node.
+            let is_own = |pods: &&IpNet| AddressFamily::of_ip(pods.network()) == self.family;
+            for pods in self.pods.iter().filter(is_own) {
+                rules.push(format!("{word} saddr {pods} goto {inside}"));
+            }
+            // A process of the node may have the Service's address as its own one.
+            rules.push(format!("fib saddr type local meta mark set mark or {MASQUERADE_MARK}"));
+            rules.push(format!("fib saddr type local goto {inside}"));
         }
-        rules.push(format!("goto {service}"));
+        match service {
+            Some(service) if rules.is_empty() => return service,
+            Some(service) => rules.push(format!("goto {service}")),
+            None => {}
+        }
         self.chain("ext", 1, rules)
     }
 
@@ -256,72 +284,6 @@ pub(crate) fn digest(text: &str) -> String {
     digest
 }
 
-/// Writes a new table with its fixed chains, which replaces an existing one within the same transaction.
-fn base(family: AddressFamily, table: &str, bridged_pods: Option<Ipv4Net>, script: &mut String) {
-    let (word, key) = (family.word(), family.address_type());
-    let mut maps = String::new();
-    for map in Map::ALL {
-        let address = if map.has_address() { format!("{key} . ") } else { String::new() };
-        let _ =
-            writeln!(maps, "  map {} {{ type {address}inet_proto . inet_service : verdict; }}", map.name());
-    }
-    for protocol in [TransportProtocol::Tcp, TransportProtocol::Udp] {
-        let (map, name) = (endpoints_map(protocol), protocol.name());
-        let _ = writeln!(maps, "  map {map} {{ typeof numgen random mod 1 : {word} daddr . {name} dport; }}");
-    }
-    let _ = writeln!(maps, "  set {HAIRPINS} {{ type {key} . {key}; }}");
-    let services = format!("{word} daddr . meta l4proto . th dport vmap");
-    // Node ports use the node's own addresses except loopback: answers to 127.0.0.1 could not leave the node.
-    let node =
-        format!("fib daddr type local {word} daddr != {} meta l4proto . th dport vmap", family.loopback());
-    // Endpoints at loopback addresses of the node (functions, the name server) are only reachable through a Service: a
-    // packet from outside that already has such an address did not go through a Service.
-    let guard = match family {
-        AddressFamily::V4 => {
-            "  chain loopback-guard { type filter hook prerouting priority -300; policy accept;
-    iif != \"lo\" ip daddr 127.0.0.0/8 drop
-  }
-"
-        }
-        AddressFamily::V6 => "",
-    };
-    let bridged = match (family, bridged_pods) {
-        (AddressFamily::V4, Some(pods)) => {
-            format!("    ct status dnat ip saddr {pods} ip daddr {pods} masquerade fully-random\n")
-        }
-        _ => String::new(),
-    };
-    let _ = write!(
-        script,
-        "add table {word} {table}
-delete table {word} {table}
-table {word} {table} {{
-{maps}  chain refuse {{
-    meta l4proto tcp reject with tcp reset
-    reject
-  }}
-  chain services {{
-    {services} @service-ips
-    {node} @service-ports
-  }}
-  chain without-endpoints {{
-    {services} @no-endpoints
-    {node} @no-endpoint-ports
-  }}
-  chain nat-prerouting {{ type nat hook prerouting priority -100; policy accept; jump services; }}
-  chain nat-output {{ type nat hook output priority -100; policy accept; jump services; }}
-  chain nat-postrouting {{ type nat hook postrouting priority 100; policy accept;
-    meta mark & {MASQUERADE_MARK} == {MASQUERADE_MARK} masquerade fully-random
-    {word} saddr . {word} daddr @{HAIRPINS} ct status dnat masquerade fully-random
-{bridged}  }}
-{guard}  chain filter-input {{ type filter hook input priority 0; policy accept; ct state new jump without-endpoints; }}
-  chain filter-forward {{ type filter hook forward priority 0; policy accept; ct state new jump without-endpoints; }}
-  chain filter-output {{ type filter hook output priority 0; policy accept; ct state new jump without-endpoints; }}
-}}
-"
-    );
-}
-
 /// The state written to the kernel.
 #[derive(Debug)]
 struct Written {
@@ -339,7 +301,7 @@ impl Written {
     }
 
     /// The transaction that leads to `rules`; empty if nothing changes and nothing is to be deleted.
-    fn change(&mut self, rules: &Arc<RuleSet>, now: Instant) -> String {
+    fn change(&mut self, rules: &Arc<RuleSet>, pods: &[IpNet], now: Instant) -> String {
         let before = std::mem::replace(&mut self.rules, rules.clone());
         let is_new = |of: &RuleSet, frontend, backend| of.frontends.get(frontend) != Some(backend);
         let gone: Vec<_> = before
@@ -355,9 +317,10 @@ impl Written {
         let mut script = String::new();
         for (family, table) in &mut self.tables {
             let entries = |of: &[(&Frontend, &Backend)]| -> Vec<_> {
-                let all =
-                    of.iter().filter_map(|(frontend, backend)| frontend_rules(*family, frontend, backend));
-                all.collect()
+                let rules = |(frontend, backend): &(&Frontend, &Backend)| {
+                    frontend_rules(*family, frontend, backend, pods)
+                };
+                of.iter().filter_map(rules).collect()
             };
             let (gone, new) = (entries(&gone), entries(&new));
             table.change(&gone, &new, BTreeMap::new(), now, &mut script);
@@ -372,6 +335,7 @@ impl Written {
 pub struct NftablesProxy {
     table: String,
     bridged_pods: Option<Ipv4Net>,
+    pods: Vec<IpNet>,
     /// `None` before the first write and after a failure.
     written: Option<Written>,
 }
@@ -380,7 +344,7 @@ impl NftablesProxy {
     /// A proxy that owns the tables with this name.
     #[must_use]
     pub fn new(table: impl Into<String>) -> Self {
-        Self { table: table.into(), bridged_pods: None, written: None }
+        Self { table: table.into(), bridged_pods: None, pods: Vec::new(), written: None }
     }
 
     /// For pods of this network on a bridge whose packets the kernel does not filter (`br_netfilter` is not loaded): a
@@ -389,6 +353,14 @@ impl NftablesProxy {
     #[must_use]
     pub fn masquerading_bridge(mut self, pods: Option<Ipv4Net>) -> Self {
         self.bridged_pods = pods;
+        self
+    }
+
+    /// Treats addresses of these networks as pods of the cluster, to which traffic policies for clients from outside do
+    /// not apply.
+    #[must_use]
+    pub fn with_pods(mut self, pods: Vec<IpNet>) -> Self {
+        self.pods = pods;
         self
     }
 
@@ -407,7 +379,7 @@ impl NftablesProxy {
         }
         let before = written.rules.clone();
         let is_change = !Arc::ptr_eq(&before, rules) && *before != **rules;
-        let script = written.change(rules, Instant::now());
+        let script = written.change(rules, &self.pods, Instant::now());
         if !script.is_empty() {
             match run_nft(&script).await {
                 Ok(()) => {}
@@ -427,10 +399,10 @@ impl NftablesProxy {
     async fn write_all(&mut self, rules: &Arc<RuleSet>) -> Result<(), NftError> {
         let mut script = String::new();
         for family in AddressFamily::ALL {
-            base(family, &self.table, self.bridged_pods, &mut script);
+            fixed::write_table(family, &self.table, self.bridged_pods, &mut script);
         }
         let mut written = Written::nothing(&self.table);
-        script.push_str(&written.change(rules, Instant::now()));
+        script.push_str(&written.change(rules, &self.pods, Instant::now()));
         run_nft(&script).await?;
         self.written = Some(written);
         delete_stale_flows(stale_frontends(&RuleSet::default(), rules)).await;
@@ -455,7 +427,11 @@ impl NftablesProxy {
 /// The UDP frontends that lost an endpoint or got their first endpoints, with their current ones.
 fn stale_frontends(before: &RuleSet, after: &RuleSet) -> BTreeMap<Frontend, Vec<SocketAddr>> {
     let endpoints_of = |of: &RuleSet, frontend: &Frontend| -> Vec<SocketAddr> {
-        of.frontends.get(frontend).map(|backend| backend.endpoints.clone()).unwrap_or_default()
+        let Some(backend) = of.frontends.get(frontend) else { return Vec::new() };
+        let mut all = [&*backend.endpoints, backend.for_inside()].concat();
+        all.sort_unstable();
+        all.dedup();
+        all
     };
     let all = before.frontends.keys().chain(after.frontends.keys());
     let udp = all.filter(|frontend| frontend.protocol() == TransportProtocol::Udp);
@@ -480,5 +456,66 @@ async fn delete_stale_flows(frontends: BTreeMap<Frontend, Vec<SocketAddr>>) {
             tracing::warn!(%error, "cannot end UDP flows to removed endpoints");
         }
         Err(error) => tracing::error!(%error, "UDP flows were not checked"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::ServicePortName;
+
+    /// The rules of the chain that a frontend's element leads to, and the elements with their verdicts.
+    fn written(endpoints: &[&str], inside: &[&str]) -> (Vec<String>, Vec<String>) {
+        let parsed = |all: &[&str]| all.iter().map(|at| at.parse().unwrap()).collect();
+        let backend = Backend {
+            service: ServicePortName { namespace: "shop".into(), service: "web".into(), port: String::new() },
+            endpoints: parsed(endpoints),
+            inside_endpoints: Some(parsed(inside)),
+            drops: endpoints.is_empty() && !inside.is_empty(),
+            affinity: None,
+            masquerade: false,
+            source_ranges: Vec::new(),
+        };
+        let pods = ["10.212.0.0/16".parse().unwrap(), "fd00::/64".parse().unwrap()];
+        let frontend = Frontend::NodePort(TransportProtocol::Tcp, 30_080);
+        let rules = frontend_rules(AddressFamily::V4, &frontend, &backend, &pods).unwrap();
+        let entry = rules.chains.iter().filter(|chain| chain.name.starts_with("ext-"));
+        let chosen = |rule: &String| {
+            // The name of a chain is a digest of its endpoints.
+            let of = rules.chains.iter().find(|chain| rule.ends_with(&*chain.name));
+            let ends = of.and_then(|chain| chain.choice.as_ref()).map(|choice| choice.endpoints.len());
+            match (rule.rsplit_once(' '), ends) {
+                (Some((rule, _)), Some(count)) => format!("{rule} {count}"),
+                _ => rule.clone(),
+            }
+        };
+        let entry = entry.flat_map(|chain| chain.rules.iter().map(chosen)).collect();
+        let element = |((map, key), verdict): &((String, String), Option<String>)| {
+            let verdict = verdict.as_deref().unwrap_or_default();
+            format!("{map} {key} {}", verdict.split('-').next().unwrap_or_default())
+        };
+        (entry, rules.elements.iter().map(element).collect())
+    }
+
+    #[test]
+    fn clients_in_the_cluster_have_endpoints_of_their_own() {
+        let inside = [
+            "ip saddr 10.212.0.0/16 goto 2",
+            "fib saddr type local meta mark set mark or 0x4000",
+            "fib saddr type local goto 2",
+        ];
+        let (here, all) = (["10.0.0.1:80"], ["10.0.0.1:80", "10.0.0.2:80"]);
+        let (entry, elements) = written(&here, &all);
+        assert_eq!(entry[..3], inside);
+        assert_eq!(entry[3..], ["goto 1"]);
+        assert_eq!(elements, ["service-ports tcp . 30080 goto front"]);
+        // Packets from outside are dropped while only other nodes have endpoints.
+        let (entry, elements) = written(&[], &all);
+        assert_eq!(entry, inside);
+        assert_eq!(elements, ["no-endpoint-ports tcp . 30080 drop", "service-ports tcp . 30080 goto front"]);
+        // And rejected if there is none anywhere.
+        let (entry, elements) = written(&[], &[]);
+        assert!(entry.is_empty());
+        assert_eq!(elements, ["no-endpoint-ports tcp . 30080 goto refuse"]);
     }
 }

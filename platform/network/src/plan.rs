@@ -1,5 +1,7 @@
 //! Plans the rules of one node from Services and EndpointSlices. Pure: equal input gives equal rules.
 
+mod endpoints;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -9,8 +11,11 @@ use std::{
 
 use mayfly_api::k8s::api::{
     core::v1::{Service, ServicePort, ServiceSpec},
-    discovery::v1::{Endpoint, EndpointSlice},
+    discovery::v1::EndpointSlice,
 };
+
+pub use self::endpoints::ProxyNode;
+use self::endpoints::{Candidates, Policy, local_endpoints};
 
 /// The label of an EndpointSlice with the name of its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -84,14 +89,39 @@ impl Frontend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backend {
     pub service: ServicePortName,
-    /// In ascending order; empty: connections are rejected.
+    /// In ascending order; empty: connections are rejected, or dropped.
     pub endpoints: Vec<SocketAddr>,
+    /// The endpoints for clients in this cluster that reach the Service at an address of it for clients from outside,
+    /// if others than `endpoints`: a traffic policy for clients from outside does not apply to them.
+    pub inside_endpoints: Option<Vec<SocketAddr>>,
+    /// Whether packets are dropped instead of rejected while `endpoints` is empty, because other nodes have endpoints.
+    pub drops: bool,
     /// The time after its last connection for which a client keeps its endpoint; `None`: no session affinity.
     pub affinity: Option<Duration>,
     /// Whether the client's address is replaced by the node's, so that answers return through the node.
     pub masquerade: bool,
     /// CIDRs of the clients that may connect; empty: all.
     pub source_ranges: Vec<String>,
+}
+
+impl Backend {
+    /// The endpoints for a client in this cluster.
+    #[must_use]
+    pub fn for_inside(&self) -> &[SocketAddr] {
+        self.inside_endpoints.as_ref().unwrap_or(&self.endpoints)
+    }
+
+    /// Whether any client has an endpoint.
+    #[must_use]
+    pub fn is_served(&self) -> bool {
+        !self.endpoints.is_empty() || !self.for_inside().is_empty()
+    }
+
+    /// Whether any client may have this endpoint.
+    #[must_use]
+    pub fn has(&self, endpoint: &SocketAddr) -> bool {
+        self.endpoints.contains(endpoint) || self.for_inside().contains(endpoint)
+    }
 }
 
 /// The health check of a Service for load balancers.
@@ -124,26 +154,12 @@ impl RuleSet {
     }
 }
 
-/// A traffic policy.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Policy {
-    Cluster,
-    /// Only endpoints on this node.
-    Local,
-}
-
-impl Policy {
-    fn of(field: Option<&str>) -> Self {
-        if field == Some("Local") { Self::Local } else { Self::Cluster }
-    }
-}
-
-/// The rules of the node called `node`.
+/// The rules of a node.
 #[must_use]
 pub fn plan<'a>(
     services: impl IntoIterator<Item = &'a Service>,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
-    node: &str,
+    node: &ProxyNode,
 ) -> RuleSet {
     let mut by_service: BTreeMap<(&str, &str), Vec<&EndpointSlice>> = BTreeMap::new();
     for slice in slices {
@@ -164,7 +180,8 @@ pub fn plan<'a>(
         }
         if let Some(port) = health_check_port(spec) {
             let (namespace, service) = (namespace.to_owned(), name.to_owned());
-            let check = HealthCheck { namespace, service, local_endpoints: local_endpoints(slices, node) };
+            let check =
+                HealthCheck { namespace, service, local_endpoints: local_endpoints(slices, &node.name) };
             rules.health_checks.insert(port, check);
         }
     }
@@ -177,15 +194,6 @@ fn health_check_port(spec: &ServiceSpec) -> Option<u16> {
         && Policy::of(spec.external_traffic_policy.as_deref()) == Policy::Local;
     let port = spec.health_check_node_port.and_then(|port| u16::try_from(port).ok());
     port.filter(|port| is_local && *port != 0)
-}
-
-/// The number of ready endpoints on the node called `node`.
-fn local_endpoints(slices: &[&EndpointSlice], node: &str) -> usize {
-    let all = slices.iter().flat_map(|slice| &slice.endpoints);
-    let own = all.filter(|endpoint| {
-        endpoint.node_name.as_deref() == Some(node) && usability(endpoint) == Usability::Ready
-    });
-    own.filter_map(|endpoint| endpoint.addresses.first()).collect::<BTreeSet<_>>().len()
 }
 
 fn load_balancer_addresses(service: &Service) -> Vec<IpAddr> {
@@ -203,7 +211,7 @@ struct PortPlan<'a> {
     spec: &'a ServiceSpec,
     port: &'a ServicePort,
     slices: &'a [&'a EndpointSlice],
-    node: &'a str,
+    node: &'a ProxyNode,
     balancers: &'a [IpAddr],
 }
 
@@ -250,17 +258,24 @@ impl PortPlan<'_> {
         policy: Policy,
         is_external: bool,
     ) -> Backend {
-        let endpoints = self.endpoints(protocol, policy);
+        let candidates = self.candidates(protocol);
         // Node ports of both families share one frontend.
-        let endpoints =
-            endpoints.into_iter().filter(|at| address.is_none_or(|of| of.is_ipv4() == at.is_ipv4()));
+        let of_family = |policy| -> Vec<SocketAddr> {
+            let endpoints = candidates.endpoints(policy, self.node);
+            let is_usable = |at: &SocketAddr| address.is_none_or(|of| of.is_ipv4() == at.is_ipv4());
+            endpoints.into_iter().filter(is_usable).collect()
+        };
+        let endpoints = of_family(policy);
+        let all = (policy == Policy::Local).then(|| of_family(Policy::Cluster));
         Backend {
             service: ServicePortName {
                 namespace: self.namespace.to_owned(),
                 service: self.name.to_owned(),
                 port: self.port.name.clone().unwrap_or_default(),
             },
-            endpoints: endpoints.collect(),
+            drops: endpoints.is_empty() && all.as_ref().is_some_and(|all| !all.is_empty()),
+            endpoints,
+            inside_endpoints: all.filter(|_| is_external),
             affinity: self.affinity(),
             masquerade: is_external && policy == Policy::Cluster,
             source_ranges: match is_external {
@@ -279,211 +294,20 @@ impl PortPlan<'_> {
         })
     }
 
-    /// The ready endpoints; if there are none, the terminating endpoints that still serve.
-    fn endpoints(&self, protocol: TransportProtocol, policy: Policy) -> BTreeSet<SocketAddr> {
-        let (mut ready, mut terminating) = (BTreeSet::new(), BTreeSet::new());
+    fn candidates(&self, protocol: TransportProtocol) -> Candidates<'_> {
+        let mut candidates = Candidates::default();
         for slice in self.slices {
             let port = slice.ports.iter().flatten().find(|port| {
                 port.name.as_deref().unwrap_or_default() == self.port.name.as_deref().unwrap_or_default()
                     && TransportProtocol::of(port.protocol.as_deref()) == Some(protocol)
             });
             let Some(port) = port.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
-            for endpoint in &slice.endpoints {
-                if policy == Policy::Local && endpoint.node_name.as_deref() != Some(self.node) {
-                    continue;
-                }
-                let addresses = endpoint.addresses.iter().filter_map(|address| address.parse().ok());
-                let addresses = addresses.map(|address: IpAddr| SocketAddr::new(address, port));
-                match usability(endpoint) {
-                    Usability::Ready => ready.extend(addresses),
-                    Usability::ServingWhileTerminating => terminating.extend(addresses),
-                    Usability::None => {}
-                }
-            }
+            candidates.add(slice, port);
         }
-        if ready.is_empty() { terminating } else { ready }
-    }
-}
-
-#[derive(PartialEq, Eq)]
-enum Usability {
-    Ready,
-    ServingWhileTerminating,
-    None,
-}
-
-/// The usability by the endpoint's conditions, with upstream's defaults: ready unless `false`, serving like ready.
-fn usability(endpoint: &Endpoint) -> Usability {
-    let conditions = endpoint.conditions.as_ref();
-    let condition = |of: fn(&mayfly_api::k8s::api::discovery::v1::EndpointConditions) -> Option<bool>| {
-        conditions.and_then(of)
-    };
-    let ready = condition(|conditions| conditions.ready).unwrap_or(true);
-    let serving = condition(|conditions| conditions.serving).unwrap_or(ready);
-    let terminating = condition(|conditions| conditions.terminating).unwrap_or(false);
-    match (ready, serving && terminating) {
-        (true, _) => Usability::Ready,
-        (false, true) => Usability::ServingWhileTerminating,
-        (false, false) => Usability::None,
+        candidates
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn service(spec: Value) -> Service {
-        let metadata = json!({"namespace": "shop", "name": "web"});
-        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
-    }
-
-    fn slice(endpoints: Value) -> EndpointSlice {
-        serde_json::from_value(json!({
-            "metadata": {"namespace": "shop", "name": "web-1", "labels": {SERVICE_NAME_LABEL: "web"}},
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}, {"name": "dns", "port": 5353, "protocol": "UDP"}],
-            "endpoints": endpoints,
-        }))
-        .unwrap()
-    }
-
-    fn two_endpoints() -> EndpointSlice {
-        slice(json!([
-            {"addresses": ["10.0.0.2"], "conditions": {"ready": true}, "nodeName": "here"},
-            {"addresses": ["10.0.0.1"], "nodeName": "there"},
-        ]))
-    }
-
-    /// Frontends with their endpoints, one line each.
-    fn planned(service: &Service, slice: &EndpointSlice) -> Vec<String> {
-        let rules = plan([service], [slice], "here");
-        let line = |(frontend, backend): (&Frontend, &Backend)| {
-            let frontend = match frontend {
-                Frontend::Address(protocol, at) => format!("{} {at}", protocol.name()),
-                Frontend::NodePort(protocol, port) => format!("{} node:{port}", protocol.name()),
-            };
-            let endpoints: Vec<_> = backend.endpoints.iter().map(ToString::to_string).collect();
-            let masquerade = if backend.masquerade { " masquerade" } else { "" };
-            format!("{frontend} -> [{}]{masquerade}", endpoints.join(", "))
-        };
-        rules.frontends.iter().map(line).collect()
-    }
-
-    #[test]
-    fn each_kind_of_address_is_a_frontend() {
-        let ports = json!([
-            {"name": "http", "port": 80, "nodePort": 30080},
-            {"name": "dns", "port": 53, "protocol": "UDP"},
-            {"name": "other", "port": 99, "protocol": "SCTP"},
-        ]);
-        let mut service = service(json!({
-            "clusterIP": "10.96.0.7", "clusterIPs": ["10.96.0.7"], "ports": ports, "externalIPs": ["192.0.2.1"],
-        }));
-        let status = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.9"}, {"ip": "192.0.2.8", "ipMode": "Proxy"}]}});
-        service.status = serde_json::from_value(status).unwrap();
-        let both = "[10.0.0.1:8080, 10.0.0.2:8080]";
-        let udp = "[10.0.0.1:5353, 10.0.0.2:5353]";
-        assert_eq!(
-            planned(&service, &two_endpoints()),
-            [
-                format!("tcp 10.96.0.7:80 -> {both}"),
-                format!("tcp 192.0.2.1:80 -> {both} masquerade"),
-                format!("tcp 192.0.2.9:80 -> {both} masquerade"),
-                format!("udp 10.96.0.7:53 -> {udp}"),
-                format!("udp 192.0.2.1:53 -> {udp} masquerade"),
-                format!("udp 192.0.2.9:53 -> {udp} masquerade"),
-                format!("tcp node:30080 -> {both} masquerade"),
-            ]
-        );
-    }
-
-    #[test]
-    fn headless_and_external_names_have_no_rules() {
-        for spec in [
-            json!({"clusterIP": "None", "ports": [{"name": "http", "port": 80}]}),
-            json!({"type": "ExternalName", "externalName": "a.example", "clusterIP": "", "ports": [{"port": 80}]}),
-        ] {
-            assert!(planned(&service(spec), &two_endpoints()).is_empty());
-        }
-    }
-
-    #[test]
-    fn traffic_policies_keep_to_this_node() {
-        let spec = json!({
-            "clusterIP": "10.96.0.7", "internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local",
-            "ports": [{"name": "http", "port": 80, "nodePort": 30080}],
-        });
-        assert_eq!(
-            planned(&service(spec), &two_endpoints()),
-            ["tcp 10.96.0.7:80 -> [10.0.0.2:8080]", "tcp node:30080 -> [10.0.0.2:8080]"]
-        );
-    }
-
-    #[test]
-    fn load_balancers_ask_for_ready_endpoints_of_this_node() {
-        let spec = |external: &str, kind: &str| {
-            json!({"type": kind, "clusterIP": "10.96.0.7", "externalTrafficPolicy": external,
-                "healthCheckNodePort": 30111, "ports": [{"name": "http", "port": 80}]})
-        };
-        let slice = slice(json!([
-            {"addresses": ["10.0.0.1"], "nodeName": "here"},
-            {"addresses": ["10.0.0.2"], "nodeName": "there"},
-            {"addresses": ["10.0.0.3"], "nodeName": "here", "conditions": {"ready": false}},
-        ]));
-        let checks = |spec: Value| plan([&service(spec)], [&slice], "here").health_checks;
-        let (namespace, service) = ("shop".to_owned(), "web".to_owned());
-        let expected = HealthCheck { namespace, service, local_endpoints: 1 };
-        assert_eq!(checks(spec("Local", "LoadBalancer")), BTreeMap::from([(30111, expected)]));
-        assert_eq!(checks(spec("Cluster", "LoadBalancer")), BTreeMap::new());
-        assert_eq!(checks(spec("Local", "NodePort")), BTreeMap::new());
-    }
-
-    #[test]
-    fn only_usable_endpoints_are_used() {
-        let spec = json!({"clusterIP": "10.96.0.7", "ports": [{"name": "http", "port": 80}]});
-        let endpoint = |address: &str, ready: bool, serving: bool, terminating: bool| {
-            let conditions = json!({"ready": ready, "serving": serving, "terminating": terminating});
-            json!({"addresses": [address], "conditions": conditions})
-        };
-        let (ready, last) =
-            (endpoint("10.0.0.1", true, true, false), endpoint("10.0.0.2", false, true, true));
-        let (starting, ended) =
-            (endpoint("10.0.0.3", false, false, false), endpoint("10.0.0.4", false, false, true));
-        for (endpoints, expected) in [
-            (json!([ready, last, starting, ended]), "[10.0.0.1:8080]"),
-            (json!([last, starting, ended]), "[10.0.0.2:8080]"),
-            (json!([starting, ended]), "[]"),
-        ] {
-            let rules = planned(&service(spec.clone()), &slice(endpoints));
-            assert_eq!(rules, [format!("tcp 10.96.0.7:80 -> {expected}")]);
-        }
-    }
-
-    #[test]
-    fn affinity_has_its_timeout() {
-        let mut spec = json!({"clusterIP": "10.96.0.7", "sessionAffinity": "ClientIP", "ports": [{"name": "http", "port": 80}]});
-        let affinity = |spec: &Value| {
-            let rules = plan([&service(spec.clone())], [&two_endpoints()], "here");
-            rules.frontends.values().next().unwrap().affinity
-        };
-        assert_eq!(affinity(&spec), Some(Duration::from_secs(10_800)));
-        spec["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": 5}});
-        assert_eq!(affinity(&spec), Some(Duration::from_secs(5)));
-        spec["sessionAffinity"] = json!("None");
-        assert_eq!(affinity(&spec), None);
-    }
-
-    #[test]
-    fn an_address_that_two_services_have_belongs_to_the_first_name() {
-        let first = service(json!({"clusterIP": "10.96.0.7", "ports": [{"name": "http", "port": 80}]}));
-        let mut second = first.clone();
-        second.metadata.name = Some("zeta".to_owned());
-        for services in [[&first, &second], [&second, &first]] {
-            let rules = plan(services, [&two_endpoints()], "here");
-            let owners: Vec<_> = rules.frontends.values().map(|backend| &*backend.service.service).collect();
-            assert_eq!(owners, ["web"]);
-        }
-    }
-}
+#[path = "plan_tests.rs"]
+mod tests;

@@ -7,11 +7,14 @@ use std::{
     time::Duration,
 };
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mayfly_accept::AcceptPort;
-use mayfly_api::k8s::api::{
-    core::v1::{Pod, Service},
-    discovery::v1::EndpointSlice,
+use mayfly_api::{
+    ObjectKey,
+    k8s::api::{
+        core::v1::{Node, Pod, Service},
+        discovery::v1::EndpointSlice,
+    },
 };
 use mayfly_informer::{Changes, Informer, Informers};
 use tokio::{sync::watch, time::Instant};
@@ -22,7 +25,7 @@ use crate::{
     health::HealthCheckServer,
     nftables::NftablesProxy,
     plan,
-    plan::RuleSet,
+    plan::{ProxyNode, RuleSet},
     route,
     userspace::{FrontendError, UserspaceProxy},
     withdrawal::{AppliedEndpoints, LiveEndpoints, live_endpoints},
@@ -37,11 +40,13 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProxyMode {
     /// In the kernel, with root, in tables with this name. `bridged_pods`: see [`NftablesProxy::masquerading_bridge`].
-    /// `network_v6`: the network of the Services' IPv6 addresses, if there are any.
+    /// `pods`: see [`NftablesProxy::with_pods`]. `network_v6`: the network of the Services' IPv6 addresses, if there are
+    /// any.
     Nftables {
         table: String,
         activation: Activation,
         bridged_pods: Option<Ipv4Net>,
+        pods: Vec<IpNet>,
         network_v6: Option<Ipv6Net>,
     },
     /// Listeners of this process; node ports listen on this address.
@@ -76,6 +81,7 @@ pub struct ServiceProxy {
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
     pods: Informer<Pod>,
+    nodes: Informer<Node>,
     rules: watch::Sender<Arc<RuleSet>>,
     live: watch::Sender<LiveEndpoints>,
     is_programmed: watch::Sender<bool>,
@@ -110,6 +116,7 @@ impl ServiceProxy {
             services: informers.of(),
             slices: informers.of(),
             pods: informers.of(),
+            nodes: informers.of(),
             rules: watch::Sender::new(Arc::new(RuleSet::default())),
             live: watch::Sender::new(LiveEndpoints::default()),
             is_programmed,
@@ -131,12 +138,19 @@ impl ServiceProxy {
 
     /// Runs until `stop`; then closes the listeners, or removes the kernel's tables.
     pub async fn run(self, stop: CancellationToken) {
-        let synced = async { tokio::join!(self.services.synced(), self.slices.synced(), self.pods.synced()) };
+        let synced = async {
+            tokio::join!(
+                self.services.synced(),
+                self.slices.synced(),
+                self.pods.synced(),
+                self.nodes.synced()
+            )
+        };
         if stop.run_until_cancelled(synced).await.is_none() {
             return;
         }
         let mut proxy = match &self.mode {
-            ProxyMode::Nftables { table, activation, bridged_pods, network_v6 } => {
+            ProxyMode::Nftables { table, activation, bridged_pods, pods, network_v6 } => {
                 if let Activation::OnDemand { marker } = activation
                     && stop.run_until_cancelled(self.demanded(marker)).await.is_none()
                 {
@@ -145,16 +159,19 @@ impl ServiceProxy {
                 if let Some(network) = network_v6 {
                     route::add(*network).await;
                 }
-                Proxy::Nftables(NftablesProxy::new(table).masquerading_bridge(*bridged_pods))
+                let proxy = NftablesProxy::new(table).masquerading_bridge(*bridged_pods);
+                Proxy::Nftables(proxy.with_pods(pods.clone()))
             }
             ProxyMode::Userspace(address) => Proxy::Userspace(UserspaceProxy::new(*address)),
         };
         let mut health = HealthCheckServer::new(self.mode.node_address(), self.health_port.clone());
         let mut services = self.services.subscribe();
         let mut slices = self.slices.subscribe();
+        let mut nodes = self.nodes.subscribe();
         let mut failing = false;
         loop {
-            let (rules, live) = self.plan();
+            let node = self.proxy_node();
+            let (rules, live) = self.plan(&node);
             let rules = Arc::new(rules);
             let failure = proxy.apply(&rules).await;
             let unhealthy = health.apply(&rules.health_checks, failure.is_none());
@@ -170,7 +187,13 @@ impl ServiceProxy {
             self.is_programmed.send_if_modified(|is| !failing && !std::mem::replace(is, true));
             self.rules.send_replace(rules);
             self.live.send_replace(live);
-            if stop.run_until_cancelled(changed(&mut services, &mut slices)).await.is_none() {
+            let changed = async {
+                tokio::select! {
+                    () = changed(&mut services, &mut slices) => {}
+                    () = self.moved(&node, &mut nodes) => {}
+                }
+            };
+            if stop.run_until_cancelled(changed).await.is_none() {
                 break;
             }
         }
@@ -216,11 +239,22 @@ impl ServiceProxy {
         }
     }
 
-    fn plan(&self) -> (RuleSet, LiveEndpoints) {
+    fn proxy_node(&self) -> ProxyNode {
+        ProxyNode::of(&self.node, self.nodes.get(&ObjectKey::cluster(&*self.node)).as_deref())
+    }
+
+    /// Waits until the node is not as planned for. Most changes of Nodes are heartbeats.
+    async fn moved(&self, planned: &ProxyNode, nodes: &mut Changes) {
+        while self.proxy_node() == *planned {
+            nodes.next().await;
+        }
+    }
+
+    fn plan(&self, node: &ProxyNode) -> (RuleSet, LiveEndpoints) {
         let (services, slices) = (self.services.list(), self.slices.list());
         let (services, slices) =
             (services.iter().map(|service| &**service), slices.iter().map(|slice| &**slice));
-        (plan::plan(services, slices.clone(), &self.node), live_endpoints(slices))
+        (plan::plan(services, slices.clone(), node), live_endpoints(slices))
     }
 }
 

@@ -104,9 +104,8 @@ impl UserspaceProxy {
     /// Serves exactly the frontends of `rules` that have endpoints. Returns frontends that cannot be served; the next
     /// call retries them. Open connections are kept.
     pub async fn apply(&mut self, rules: &RuleSet) -> Vec<FrontendError> {
-        let wanted = |frontend: &Frontend| {
-            rules.frontends.get(frontend).filter(|backend| !backend.endpoints.is_empty())
-        };
+        let wanted =
+            |frontend: &Frontend| rules.frontends.get(frontend).filter(|backend| backend.is_served());
         let gone: Vec<_> =
             self.served.keys().filter(|frontend| wanted(frontend).is_none()).copied().collect();
         for frontend in gone {
@@ -185,15 +184,37 @@ pub(crate) fn admits_client(backend: &Backend, client: IpAddr) -> bool {
     backend.source_ranges.is_empty() || backend.source_ranges.iter().any(contains)
 }
 
+/// A client of a frontend.
+#[derive(Clone, Copy)]
+struct FrontendClient {
+    address: IpAddr,
+    /// Whether it is a process or pod of this node.
+    is_inside: bool,
+}
+
+impl FrontendClient {
+    /// A client with the address `from`, which reached the node at `to`, if that is known.
+    fn new(from: IpAddr, to: Option<IpAddr>) -> Self {
+        let address = from.to_canonical();
+        let is_own = to.is_some_and(|to| to.to_canonical() == address);
+        Self { address, is_inside: is_own || address.is_loopback() }
+    }
+
+    fn endpoints(self, backend: &Backend) -> &[SocketAddr] {
+        if self.is_inside { backend.for_inside() } else { &backend.endpoints }
+    }
+}
+
 /// Chooses endpoints, and remembers the choice for clients with session affinity.
 #[derive(Default)]
 struct Chooser(Mutex<HashMap<IpAddr, (SocketAddr, Instant)>>);
 
 impl Chooser {
     /// Chooses an endpoint for a client, not in `tried`.
-    fn choose(&self, backend: &Backend, client: IpAddr, tried: &[SocketAddr]) -> Option<SocketAddr> {
-        let usable =
-            |endpoint: &SocketAddr| backend.endpoints.contains(endpoint) && !tried.contains(endpoint);
+    fn choose(&self, backend: &Backend, client: FrontendClient, tried: &[SocketAddr]) -> Option<SocketAddr> {
+        let endpoints = client.endpoints(backend);
+        let client = client.address;
+        let usable = |endpoint: &SocketAddr| endpoints.contains(endpoint) && !tried.contains(endpoint);
         let now = Instant::now();
         let mut clients = self.0.lock();
         let remembered = backend.affinity.and_then(|timeout| {
@@ -202,7 +223,7 @@ impl Chooser {
         let endpoint = match remembered {
             Some((endpoint, _)) => *endpoint,
             None => {
-                let all: Vec<_> = backend.endpoints.iter().filter(|endpoint| usable(endpoint)).collect();
+                let all: Vec<_> = endpoints.iter().filter(|endpoint| usable(endpoint)).collect();
                 let number = rand::rng().random_range(0..all.len().max(1));
                 **all.get(number)?
             }
@@ -249,7 +270,9 @@ impl TcpFrontend {
                 let Ok(permit) = self.connections.clone().acquire_owned().await else { return };
                 tasks.spawn(async move {
                     let _permit = permit;
-                    if let Some(server) = connect(&backend, &chooser, address.ip()).await {
+                    let to = client.local_addr().ok().map(|to| to.ip());
+                    let from = FrontendClient::new(address.ip(), to);
+                    if let Some(server) = connect(&backend, &chooser, from).await {
                         copy(client, server, &backend).await;
                     }
                 });
@@ -260,7 +283,7 @@ impl TcpFrontend {
 }
 
 /// Connects to an endpoint; to the next one if it refuses.
-async fn connect(backend: &Backend, chooser: &Chooser, client: IpAddr) -> Option<TcpStream> {
+async fn connect(backend: &Backend, chooser: &Chooser, client: FrontendClient) -> Option<TcpStream> {
     let mut tried = Vec::new();
     for _ in 0..CONNECT_ATTEMPTS {
         let endpoint = chooser.choose(backend, client, &tried)?;
@@ -337,13 +360,14 @@ impl UdpFrontend {
         if !admits_client(&backend, client.ip()) {
             return None;
         }
+        let from = FrontendClient::new(client.ip(), None);
         if let Some(known) = self.clients.lock().get_mut(&client)
-            && backend.endpoints.contains(&known.endpoint)
+            && from.endpoints(&backend).contains(&known.endpoint)
         {
             known.sent = Instant::now();
             return Some(known.server.clone());
         }
-        let endpoint = self.chooser.choose(&backend, client.ip(), &[])?;
+        let endpoint = self.chooser.choose(&backend, from, &[])?;
         let any = if endpoint.is_ipv4() {
             IpAddr::V4(Ipv4Addr::UNSPECIFIED)
         } else {

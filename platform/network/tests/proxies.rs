@@ -60,7 +60,15 @@ fn backend(endpoints: &[SocketAddr], affinity: Option<Duration>) -> Backend {
     let [namespace, service, port] = name;
     let service = ServicePortName { namespace, service, port };
     let endpoints = endpoints.to_vec();
-    Backend { service, endpoints, affinity, masquerade: false, source_ranges: Vec::new() }
+    Backend {
+        service,
+        endpoints,
+        affinity,
+        masquerade: false,
+        inside_endpoints: None,
+        drops: false,
+        source_ranges: Vec::new(),
+    }
 }
 
 fn rules(of: impl IntoIterator<Item = (Frontend, Backend)>) -> RuleSet {
@@ -208,6 +216,17 @@ async fn scenario(proxy: &mut Proxy, at: Addresses) {
     assert!(refused(at.service).await, "the cluster IP");
     assert!(refused(at.node).await, "the node port");
     assert_eq!(answers(at.other).await, texts(&at.pods));
+
+    // A node without endpoints: its own clients use those of other nodes.
+    let away = Backend { drops: true, inside_endpoints: Some(at.pods.to_vec()), ..backend(&[], None) };
+    proxy.apply(&rules([(tcp, away.clone()), (node, away)])).await;
+    assert_eq!(answers(at.service).await, texts(&at.pods));
+    assert_eq!(answers(at.node).await, texts(&at.pods));
+    if let Proxy::Nftables(_) = proxy {
+        proxy.apply(&rules([(tcp, Backend { drops: true, ..backend(&[], None) })])).await;
+        let dropped = timeout(Duration::from_millis(500), TcpStream::connect(at.service)).await;
+        assert!(dropped.is_err(), "neither answered nor refused: {dropped:?}");
+    }
 
     // Endpoints that change all the time do not fail a single connection.
     for turn in 0..50 {

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use mayfly_api::{
     ObjectKey,
     k8s::api::{
-        core::v1::{Namespace, Pod, Service},
+        core::v1::{Namespace, Node, Pod, Service},
         discovery::v1::EndpointSlice,
         networking::v1::NetworkPolicy,
     },
@@ -31,7 +31,7 @@ use super::{
     plan::{PolicyProtocol, addresses_of},
 };
 use crate::{
-    plan::{self, Backend, Frontend, RuleSet, TransportProtocol},
+    plan::{self, Backend, Frontend, ProxyNode, RuleSet, TransportProtocol},
     role::ProxyMode,
     slices,
     userspace::admits_client,
@@ -60,6 +60,7 @@ struct ClusterConnections {
     node_port_address: Option<IpAddr>,
     policies: Informer<NetworkPolicy>,
     namespaces: Informer<Namespace>,
+    nodes: Informer<Node>,
     pods: Informer<Pod>,
     pods_by_address: Index<Pod>,
     services: Informer<Service>,
@@ -77,7 +78,7 @@ impl InProcessPolicies {
         let addresses = |pod: &Pod| addresses_of(pod).iter().map(ToString::to_string).collect();
         let here = node.clone();
         let frontends = move |service: &Service| {
-            let rules = plan::plan([service], [], &here);
+            let rules = plan::plan([service], [], &ProxyNode::of(&here, None));
             let tcp = rules.frontends.keys().filter(|of| of.protocol() == TransportProtocol::Tcp);
             tcp.map(|frontend| frontend_value(*frontend)).collect()
         };
@@ -108,6 +109,7 @@ impl InProcessPolicies {
             },
             policies,
             namespaces,
+            nodes: informers.of(),
             pods_by_address: pods.index(BY_ADDRESS, addresses),
             pods,
             services_by_frontend: services.index(BY_FRONTEND, frontends),
@@ -126,7 +128,8 @@ impl ClusterConnections {
             self.namespaces.synced(),
             self.pods.synced(),
             self.services.synced(),
-            self.slices.synced()
+            self.slices.synced(),
+            self.nodes.synced()
         );
     }
 
@@ -202,7 +205,9 @@ impl ClusterConnections {
         };
         let slices: Vec<_> = services.iter().flat_map(of).collect();
         let services = services.iter().map(|service| &**service);
-        let mut rules: RuleSet = plan::plan(services, slices.iter().map(|slice| &**slice), &self.node);
+        let of_node = self.nodes.get(&ObjectKey::cluster(&*self.node));
+        let node = ProxyNode::of(&self.node, of_node.as_deref());
+        let mut rules: RuleSet = plan::plan(services, slices.iter().map(|slice| &**slice), &node);
         rules.frontends.remove(&frontend)
     }
 
@@ -281,7 +286,7 @@ fn side<'a>(identity: &'a PodIdentity, object: Option<&'a Pod>, node: &'a str) -
 /// One of the endpoints that were not tried: any, or, with session affinity, the same for all connections of a client
 /// while it is there.
 fn endpoint(backend: &Backend, client: &PodIdentity, tried: &[SocketAddr]) -> Option<SocketAddr> {
-    let untried: Vec<_> = backend.endpoints.iter().filter(|of| !tried.contains(of)).copied().collect();
+    let untried: Vec<_> = backend.for_inside().iter().filter(|of| !tried.contains(of)).copied().collect();
     if backend.affinity.is_none() {
         return untried.get(rand::rng().random_range(0..untried.len().max(1))).copied();
     }
@@ -338,6 +343,8 @@ mod tests {
             endpoints: endpoints.to_vec(),
             affinity,
             masquerade: false,
+            inside_endpoints: None,
+            drops: false,
             source_ranges: Vec::new(),
         };
         let client = |name: &str| PodIdentity { name: Some(name.into()), ..PodIdentity::default() };

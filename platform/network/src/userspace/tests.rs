@@ -9,7 +9,30 @@ const PATIENCE: Duration = Duration::from_secs(10);
 fn backend(endpoint: SocketAddr) -> Backend {
     let service = ServicePortName { namespace: String::new(), service: String::new(), port: String::new() };
     let (endpoints, source_ranges) = (vec![endpoint], Vec::new());
-    Backend { service, endpoints, affinity: None, masquerade: false, source_ranges }
+    Backend {
+        service,
+        endpoints,
+        affinity: None,
+        masquerade: false,
+        inside_endpoints: None,
+        drops: false,
+        source_ranges,
+    }
+}
+
+#[test]
+fn clients_of_this_node_have_endpoints_of_their_own() {
+    let (here, there) = (SocketAddr::from(([10, 0, 0, 1], 80)), SocketAddr::from(([10, 0, 0, 2], 80)));
+    let backend = Backend { inside_endpoints: Some(vec![here, there]), ..backend(here) };
+    for (from, to, expected) in [
+        ("127.0.0.1", "127.0.0.1", 2),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", 2),
+        ("192.0.2.1", "192.0.2.1", 2),
+        ("192.0.2.9", "192.0.2.1", 1),
+    ] {
+        let client = FrontendClient::new(from.parse().unwrap(), to.parse().ok());
+        assert_eq!(client.endpoints(&backend).len(), expected, "{from} to {to}");
+    }
 }
 
 #[tokio::test]
@@ -93,6 +116,8 @@ fn source_ranges_admit_the_clients_they_contain() {
             endpoints: Vec::new(),
             affinity: None,
             masquerade: false,
+            inside_endpoints: None,
+            drops: false,
             source_ranges: ranges.iter().map(|range| (*range).to_owned()).collect(),
         };
         assert_eq!(admits_client(&backend, client.parse().unwrap()), expected, "{client} in {ranges:?}");

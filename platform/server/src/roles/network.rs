@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use async_trait::async_trait;
-use ipnet::Ipv6Net;
+use ipnet::{IpNet, Ipv6Net};
 use mayfly_accept::AcceptPort;
 use mayfly_apiserver::ServiceNetworks;
 use mayfly_cli::data_dir::DataDir;
@@ -38,6 +38,7 @@ const SERVICE_NETWORK_COUNT: u32 = 64;
 /// Their IPv6 networks, unique local addresses (RFC 4193); those of pods are adjacent (`runtime-oci`).
 const SERVICE_NETWORKS_V6: Ipv6Addr = Ipv6Addr::new(0xfd6d, 0x6179, 0x666c, 0, 0, 0, 0, 0);
 const SERVICE_NETWORK_V6_BITS: u8 = 112;
+const POD_NETWORKS_V6_BITS: u8 = 48;
 const IPV6_DISABLED: &str = "/proc/sys/net/ipv6/conf/all/disable_ipv6";
 /// The name server has the tenth address of the network, as in every Kubernetes cluster.
 const DNS_OFFSET: u32 = 10;
@@ -137,6 +138,7 @@ impl ServiceNetworking {
                 table: table(base),
                 activation,
                 bridged_pods: bridged_pods()?,
+                pods: pod_networks()?,
                 network_v6,
             },
             network,
@@ -181,6 +183,12 @@ impl ServiceNetworking {
         let address = self.dns.as_ref()?.cluster_ip;
         Some(ClusterDnsServer { address, domain: CLUSTER_DOMAIN.to_owned() })
     }
+}
+
+/// The networks from which the bridges of containers take their ranges; the IPv6 ranges are beside those of Services.
+fn pod_networks() -> anyhow::Result<Vec<IpNet>> {
+    let v4: IpNet = POD_NETWORK.parse().context("the network of pods")?;
+    Ok(vec![v4, Ipv6Net::new_assert(SERVICE_NETWORKS_V6, POD_NETWORKS_V6_BITS).into()])
 }
 
 /// The pods on bridges that the kernel does not filter: all of them, unless `br_netfilter` is loaded.
