@@ -167,9 +167,9 @@ struct Wasi {
 }
 
 impl StoreData {
-    /// Ends open output lines between two requests, which may be of different callers.
-    pub(crate) fn end_lines(&self) {
-        self.wasi.iter().flat_map(|wasi| &wasi.outputs).for_each(GuestOutput::end_line);
+    /// Ends the output of a request before the next one, which may be of another caller.
+    pub(crate) fn end_outputs(&self) {
+        self.wasi.iter().flat_map(|wasi| &wasi.outputs).for_each(GuestOutput::end_request);
     }
 
     /// Called when a running guest yields its thread: charges the bytes that the host holds for it like memory. An

@@ -1,7 +1,7 @@
 //! A guest's stdout and stderr: written line by line to its log, at a bounded rate.
 //!
 //! A function that writes faster than its rate is not slowed: excess lines are dropped and counted, and a line in the
-//! log reports the count. A job is throttled instead, because its output is its result.
+//! log reports the count, before the next output or at the end of the call, whichever comes first. A job is throttled instead, because its output is its result.
 
 use std::{
     io,
@@ -103,8 +103,7 @@ impl ProgramLog {
         GuestOutput(Arc::new(OutputInner { log: self.clone(), stream, sink: OnceLock::new() }))
     }
 
-    /// Whether to drop output now. The first output written after a drop is preceded by a line with the number of
-    /// dropped lines.
+    /// Whether to drop output now. Output that is written after a drop is preceded by the report of dropped lines.
     fn drops(&self, lines: usize) -> bool {
         let OverflowPolicy::Drop(counter) = &self.0.overflow else { return false };
         if self.0.limiter.wait_until().is_some() {
@@ -112,14 +111,24 @@ impl ProgramLog {
             self.0.dropped.fetch_add(lines as u64, Ordering::Relaxed);
             return true;
         }
-        if self.0.dropped.load(Ordering::Relaxed) > 0 {
-            let dropped = self.0.dropped.swap(0, Ordering::Relaxed);
+        self.report_dropped();
+        false
+    }
+
+    /// Writes the number of lines dropped since the last report, if there are any. While the host exceeds its own rate
+    /// they remain counted for a later report.
+    fn report_dropped(&self) {
+        if self.0.dropped.load(Ordering::Relaxed) == 0 || self.0.notes.wait_until().is_some() {
+            return;
+        }
+        let dropped = self.0.dropped.swap(0, Ordering::Relaxed);
+        // Another instance may have reported them meanwhile.
+        if dropped > 0 {
             let rate = self.0.limiter.bytes_per_second;
             self.log_host_message(&format!(
                 "{dropped} lines were dropped: the function wrote more than {rate} bytes a second"
             ));
         }
-        false
     }
 
     /// Writes a message of the host, unless the host exceeds its own rate.
@@ -180,6 +189,15 @@ struct OutputInner {
     sink: OnceLock<Mutex<LogSink>>,
 }
 
+/// An instance that is not reused, or that is dropped within a call, ends its output here.
+impl Drop for OutputInner {
+    fn drop(&mut self) {
+        // The sink ends its open line before the report.
+        self.sink.take();
+        self.log.report_dropped();
+    }
+}
+
 impl GuestOutput {
     fn limiter(&self) -> &RateLimiter {
         &self.0.log.0.limiter
@@ -193,11 +211,12 @@ impl GuestOutput {
         }
     }
 
-    /// Ends an open line after a request: another one may write here next.
-    pub(crate) fn end_line(&self) {
+    /// Ends the output of a request: another one may write here next.
+    pub(crate) fn end_request(&self) {
         if let Some(sink) = self.0.sink.get() {
             sink.lock().end_line();
         }
+        self.0.log.report_dropped();
     }
 
     fn append(&self, bytes: &[u8]) {
@@ -345,6 +364,38 @@ mod tests {
             lines[15].contains("85 lines were dropped") && lines[16].ends_with("the last line"),
             "{text}"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn dropped_lines_are_reported_at_the_end_of_a_call() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f.log");
+        let (writer, dropped) = (LogWriter::start().unwrap(), Counter::default());
+        let log = ProgramLog::new(&writer, path.clone(), 1000, &dropped);
+        let reports = || {
+            writer.flush();
+            std::fs::read_to_string(&path).unwrap().matches("lines were dropped").count()
+        };
+        let too_much = |output: &mut GuestOutput| {
+            (0..100).for_each(|_| output.write(Bytes::from_static(b"a line\n")).unwrap());
+        };
+        // A reused instance.
+        let mut reused = log.output(Stream::Stdout);
+        too_much(&mut reused);
+        assert_eq!(reports(), 0);
+        reused.end_request();
+        assert_eq!(reports(), 1);
+        reused.end_request();
+        assert_eq!(reports(), 1, "each line is reported once");
+        // An instance that ends with its call; a line that it has not ended does not mix with the report.
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let mut fresh = log.output(Stream::Stderr);
+        fresh.write(Bytes::from_static(b"open")).unwrap();
+        too_much(&mut fresh);
+        drop((reused, fresh));
+        assert_eq!(reports(), 2);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.lines().last().unwrap().contains("mayfly: "), "{text}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -293,7 +293,7 @@ impl Function {
     }
 
     fn keep<E>(&self, idle: &Idle<E>, instance: Instance<E>) {
-        instance.store.data().end_lines();
+        instance.store.data().end_outputs();
         if !idle.put(instance) {
             self.host.metrics.recycled.inc();
         }
