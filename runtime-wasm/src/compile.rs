@@ -6,6 +6,7 @@
 
 use std::{
     fmt,
+    path::PathBuf,
     sync::{
         OnceLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -38,6 +39,8 @@ pub(crate) struct ComponentCompiler {
     /// Notified when the queue changes.
     changed: Notify,
     speed: Mutex<CompileSpeed>,
+    /// Keeps the speed over a restart.
+    speed_file: Option<PathBuf>,
     backend: Backend,
 }
 
@@ -84,8 +87,10 @@ impl ComponentCompiler {
                 timeout: config.compile_timeout,
             }),
         };
-        let (queue, changed, speed) = (Mutex::default(), Notify::new(), Mutex::default());
-        Self { queue_max: config.compile_queue_max, queue, changed, speed, backend }
+        let (queue, changed, speed_file) =
+            (Mutex::default(), Notify::new(), config.compile_speed_file.clone());
+        let speed = Mutex::new(speed_file.as_deref().and_then(CompileSpeed::load).unwrap_or_default());
+        Self { queue_max: config.compile_queue_max, queue, changed, speed, speed_file, backend }
     }
 
     /// Compiles a component when it is its turn. Dropping the future ends its compiler process.
@@ -110,8 +115,26 @@ impl ComponentCompiler {
                 Compiled { machine_code, took: started.elapsed() }
             }
         };
-        self.speed.lock().measured(code_bytes, compiled.took);
+        self.measured(code_bytes, compiled.took);
         Ok(compiled)
+    }
+
+    /// Takes the speed of a compilation, and writes it to its file in the background.
+    fn measured(&self, code_bytes: usize, took: Duration) {
+        let speed = {
+            let mut speed = self.speed.lock();
+            if !speed.measured(code_bytes, took) {
+                return;
+            }
+            *speed
+        };
+        if let Some(file) = self.speed_file.clone() {
+            tokio::task::spawn_blocking(move || {
+                if let Err(error) = speed.save(&file) {
+                    tracing::warn!(path = %file.display(), %error, "cannot keep the speed of compilation");
+                }
+            });
+        }
     }
 }
 

@@ -33,6 +33,8 @@ pub struct Config {
     /// Threads that compile components. `None`: half of the cores, at least one, so that compilation never starves
     /// serving.
     pub compile_threads: Option<usize>,
+    /// The file that keeps the measured speed of compilation over a restart, for estimates. `None`: it is not kept.
+    pub compile_speed_file: Option<PathBuf>,
     /// The maximum number of components in the compilation queue; more are rejected as overload.
     pub compile_queue_max: usize,
     /// Bytes of mapped machine code that stay loaded; beyond this, the least recently used component is unloaded.
@@ -119,6 +121,7 @@ impl Default for Config {
             compile_memory_bytes_max: None,
             compile_timeout: Duration::from_secs(600),
             compile_threads: None,
+            compile_speed_file: None,
             compile_queue_max: 1024,
             loaded_bytes_max: 1 << 30,
             slot_wait_max: Duration::from_secs(10),

@@ -158,6 +158,11 @@ impl DataDir {
         self.root.join("artifacts")
     }
 
+    /// The measured speed of compilation, for estimates. Unlike the others it may be removed at any time.
+    pub fn compile_speed(&self) -> PathBuf {
+        self.root.join("compile-speed")
+    }
+
     /// State machines, the journal of executions, and the buckets that maps read from and write to.
     pub fn workflows(&self) -> PathBuf {
         self.root.join("workflows")

@@ -132,7 +132,7 @@ impl Up {
             identity.token(),
         )?;
         let logs = LogLayout::new(data_dir.logs());
-        let host = create_host(&config, &artifacts, &logs, &mut metrics)?;
+        let host = create_host(&config, &artifacts, &data_dir, &mut metrics)?;
         let nodes = LocalNodes::default();
         let ports = Ports::create(connections, &mut metrics);
         let networking = ServiceNetworking::create(&config, &data_dir)?;
@@ -430,7 +430,7 @@ impl Files {
 fn create_host(
     config: &UpConfig,
     artifacts: &Artifacts,
-    logs: &LogLayout,
+    data_dir: &DataDir,
     metrics: &mut Registry,
 ) -> anyhow::Result<Arc<WasmHost>> {
     let writer = LogWriter::start().context("cannot start the log writer")?;
@@ -440,9 +440,11 @@ fn create_host(
         function_instances_max: config.function_instances_max,
         // The running program, even if its file was replaced meanwhile.
         compile_in: CompileIn::Process("/proc/self/exe".into()),
+        compile_speed_file: Some(data_dir.compile_speed()),
         ..Default::default()
     };
-    let host = WasmHost::create(host_config, artifacts.clone(), writer, logs.clone(), metrics);
+    let host =
+        WasmHost::create(host_config, artifacts.clone(), writer, LogLayout::new(data_dir.logs()), metrics);
     host.map(Arc::new).context("cannot start the wasm host")
 }
 
