@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     discovery::{DiscoveredKind, Discovery},
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     manifest::{self, Document},
     output::{self, OutputFormat},
     server::{FIELD_MANAGER, Server, is_not_found, with_query},
@@ -106,7 +106,11 @@ pub(crate) async fn run(args: ApplyArgs, session: &Session) -> anyhow::Result<()
     print_objects(session.format(), applied)?;
     if !failures.is_empty() {
         let what = format!("{} of {total} objects were not applied: {}", failures.len(), failures.join(", "));
-        return Err(Failure::error(what, "the others were; correct these and apply again"));
+        return Err(Failure::error(
+            ErrorCode::Partial,
+            what,
+            "the others were; correct these and apply again",
+        ));
     }
     Ok(())
 }
@@ -209,6 +213,7 @@ async fn namespace(document: &Document, kind: &DiscoveredKind, session: &Session
     let said = session.globals().namespace.as_ref();
     match (&document.namespace, said) {
         (Some(own), Some(said)) if kind.namespaced && own != said => Err(Failure::error(
+            ErrorCode::Usage,
             format!("{} names the namespace {own:?}, the command {said:?}", document.source),
             format!("run without -n, or with -n {own}"),
         )),

@@ -10,8 +10,9 @@ use mayfly_api::Digest;
 use serde_json::Value;
 
 use super::{
+    bounded_read::{self, CONTENT_BYTES_MAX},
     component,
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     format, output,
     server::{Server, is_not_found},
     session::Session,
@@ -114,9 +115,9 @@ pub(crate) async fn run(args: ArtifactArgs, session: &Session) -> anyhow::Result
 
 /// Uploads a file; returns its digest.
 pub(crate) async fn push(server: &Server, file: &Path) -> anyhow::Result<Digest> {
-    let content = std::fs::read(file).map_err(|error| {
+    let content = bounded_read::file(file, CONTENT_BYTES_MAX).map_err(|error| {
         let todo = "name a file; a folder is pushed as a tar (tar -cf)";
-        Failure::error(format!("cannot read {}: {error}", file.display()), todo)
+        Failure::error(ErrorCode::FileError, format!("cannot read {}: {error}", file.display()), todo)
     })?;
     let content = component::of_content(content, file)?;
     let is_component = Content::of(&content) == Content::Component;
@@ -181,20 +182,30 @@ fn complete(text: &str, items: &[Value]) -> anyhow::Result<Digest> {
     match found.as_slice() {
         [only] => Ok(*only),
         [] => Err(missing(text)),
-        many => {
-            Err(Failure::error(format!("{} artifacts begin with {text:?}", many.len()), "write more digits"))
-        }
+        many => Err(Failure::error(
+            ErrorCode::Usage,
+            format!("{} artifacts begin with {text:?}", many.len()),
+            "write more digits",
+        )),
     }
 }
 
 fn missing(text: &str) -> anyhow::Error {
-    Failure::error(format!("there is no artifact {text}"), "see what there is: mayfly artifact list")
+    Failure::error(
+        ErrorCode::NotFound,
+        format!("there is no artifact {text}"),
+        "see what there is: mayfly artifact list",
+    )
 }
 
 /// Writes an artifact to a file atomically: on a failure the old file is unchanged.
 async fn save(server: &Server, digest: &Digest, path: &Path) -> anyhow::Result<()> {
     let refused = |error: std::io::Error| {
-        Failure::error(format!("cannot write {}: {error}", path.display()), "name another --out")
+        Failure::error(
+            ErrorCode::FileError,
+            format!("cannot write {}: {error}", path.display()),
+            "name another --out",
+        )
     };
     if path.metadata().is_ok_and(|found| !found.is_file()) {
         // A device or a pipe is written to, not replaced.

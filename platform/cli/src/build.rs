@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     Globals,
-    failure::{BUILD_FAILED, CodeContext},
+    failure::{CodeContext, ErrorCode},
     format, output,
 };
 use crate::guest::{
@@ -57,7 +57,7 @@ pub(crate) fn run(args: BuildArgs, globals: &Globals) -> anyhow::Result<ExitCode
         (Some(workspace), Some(out)) => build::build_workspace(workspace, out, !args.debug, &mut say),
         _ => build::build(&args.directory, !args.debug, &args.timeout.into(), &mut say).map(|one| vec![one]),
     };
-    let built = built.context(CodeContext(BUILD_FAILED))?;
+    let built = built.context(CodeContext(ErrorCode::BuildFailed))?;
     let list: Vec<_> = built.iter().map(as_data).collect();
     let format = globals.output.unwrap_or_default();
     match list.as_slice() {
@@ -96,7 +96,8 @@ pub(crate) struct BuiltProject {
 
 /// Builds the project in a directory. Blocks.
 pub(crate) fn project(directory: &Path, limits: &BuildLimits) -> anyhow::Result<BuiltProject> {
-    let built = build::build(directory, true, limits, &mut say).context(CodeContext(BUILD_FAILED))?;
+    let built =
+        build::build(directory, true, limits, &mut say).context(CodeContext(ErrorCode::BuildFailed))?;
     let Project { manifest, place, .. } = Project::load(directory)?;
     Ok(BuiltProject { name: built.name, component: built.path, manifest, place })
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     discovery::DiscoveredKind,
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     get::{GetTarget, named_or_selected, targets},
     manifest, output,
     server::{Server, is_not_found, with_query},
@@ -109,7 +109,7 @@ impl Failures<'_> {
         let Self { total, names, .. } = self;
         let what = format!("{} of {total} objects were not deleted: {}", names.len(), names.join(", "));
         let others = if names.len() == total { "nothing was" } else { "the others were" };
-        Err(Failure::error(what, others))
+        Err(Failure::error(ErrorCode::Partial, what, others))
     }
 }
 
@@ -122,6 +122,7 @@ async fn named(args: &DeleteArgs, session: &Session, server: &Server) -> anyhow:
         let whole_kind = args.all || args.selector.is_some();
         if names.is_empty() && !whole_kind {
             return Err(Failure::error(
+                ErrorCode::Usage,
                 format!("which {}?", kind.plural),
                 format!(
                     "mayfly delete {} NAME, or -l LABELS, or --all for every one in the namespace",

@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::{
     build, component,
     deploy_patch::{DeployPatch, DeploySource},
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     format,
     gateway::function_url,
     middleware, output,
@@ -135,7 +135,11 @@ impl Settings {
         match self.middleware.iter().find(|file| !file.is_file()) {
             Some(missing) => {
                 let what = format!("--middleware: there is no file {}", missing.display());
-                Err(Failure::error(what, "name the .wasm file of a middleware component"))
+                Err(Failure::error(
+                    ErrorCode::FileError,
+                    what,
+                    "name the .wasm file of a middleware component",
+                ))
             }
             None => Ok(()),
         }
@@ -145,7 +149,7 @@ impl Settings {
 fn check_name(name: &str) -> anyhow::Result<()> {
     validation::function_name(name).map_err(|why| {
         let todo = "give it a name with --name: lower-case letters, digits and dashes";
-        Failure::error(format!("{name:?} cannot be a function's name: {why}"), todo)
+        Failure::error(ErrorCode::Usage, format!("{name:?} cannot be a function's name: {why}"), todo)
     })
 }
 
@@ -228,7 +232,7 @@ pub(crate) async fn run(args: DeployArgs, session: &Session) -> anyhow::Result<(
     }
     if args.spin.is_used() {
         let todo = "leave out --variable, --host and --build, or name a spin.toml";
-        return Err(Failure::error("these options are for Spin applications", todo));
+        return Err(Failure::error(ErrorCode::Usage, "these options are for Spin applications", todo));
     }
     args.settings.check()?;
     let registry = match (args.image, args.oci) {
@@ -297,7 +301,11 @@ pub(crate) async fn deploy(
     let of = match &source.origin {
         DeploymentOrigin::Registry(_) if !settings.middleware.is_empty() => {
             let todo = "deploy the handler's file with its middleware";
-            return Err(Failure::error("middleware is linked to a component's file, not to an image", todo));
+            return Err(Failure::error(
+                ErrorCode::Usage,
+                "middleware is linked to a component's file, not to an image",
+                todo,
+            ));
         }
         DeploymentOrigin::Registry(source) => source.clone(),
         DeploymentOrigin::File(path) => {

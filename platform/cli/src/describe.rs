@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 use super::{
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     format::age,
     get::targets,
     output,
@@ -50,7 +50,11 @@ pub(crate) async fn run(args: DescribeArgs, session: &Session) -> anyhow::Result
         }
     }
     if objects.is_empty() {
-        return Err(Failure::error("no objects to describe", "see what there is: mayfly get KIND -A"));
+        return Err(Failure::error(
+            ErrorCode::NotFound,
+            "no objects to describe",
+            "see what there is: mayfly get KIND -A",
+        ));
     }
     let texts = objects.iter().map(|object| describe_one(server, object));
     let texts = futures::future::try_join_all(texts).await?;

@@ -21,7 +21,8 @@ use tokio::{
 use super::{
     build, deploy,
     deploy::{Deployed, Settings},
-    failure, format, logs, output,
+    failure::{self, ErrorCode, Failure},
+    format, logs, output,
     server::is_unanswered,
     session::Session,
     spin::{self, AppSources, SpinValues},
@@ -114,7 +115,7 @@ impl Watched {
     fn project(args: &DevArgs) -> anyhow::Result<Self> {
         if args.spin.is_used() {
             let todo = "leave out --variable and --host, or name a spin.toml";
-            return Err(failure::Failure::error("these options are for Spin applications", todo));
+            return Err(Failure::error(ErrorCode::Usage, "these options are for Spin applications", todo));
         }
         args.settings.check()?;
         let folder = Self::project_folder(&args.directory)?;
@@ -130,9 +131,7 @@ impl Watched {
     }
 
     fn project_folder(directory: &Path) -> anyhow::Result<PathBuf> {
-        let folder = Project::folder(directory).map_err(|error| {
-            failure::Failure::error(format!("{error:#}"), "name a project's directory; mayfly new makes one")
-        })?;
+        let folder = Project::folder(directory)?;
         // Saving a file cannot turn the folder into a project.
         if !folder.join("Cargo.toml").is_file() {
             Project::load(directory)?;
@@ -356,7 +355,8 @@ fn watcher(mut watched: Watched, saved: mpsc::Sender<()>) -> anyhow::Result<noti
     })
     .context("cannot watch files")?;
     watcher.watch(&directory, RecursiveMode::Recursive).map_err(|error| {
-        failure::Failure::error(
+        Failure::error(
+            ErrorCode::FileError,
             format!("cannot watch {}: {error}", directory.display()),
             "too many watched files? raise fs.inotify.max_user_watches",
         )

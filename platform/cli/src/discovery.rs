@@ -4,7 +4,7 @@
 use kube::client::{APIGroupDiscoveryList, APIResourceDiscovery};
 
 use super::{
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     server::{Server, segment},
 };
 
@@ -119,6 +119,7 @@ impl Discovery {
                 }
             }
             Failure::error(
+                ErrorCode::NotFound,
                 format!("the server has no kind {word:?}"),
                 format!("it has: {}", known.join(", ")),
             )
@@ -142,7 +143,7 @@ impl Discovery {
             }
         }
         if found.is_empty() {
-            return Err(Failure::error("no kind was named", "name one, such as functions"));
+            return Err(Failure::error(ErrorCode::Usage, "no kind was named", "name one, such as functions"));
         }
         Ok(found)
     }
@@ -157,7 +158,11 @@ impl Discovery {
                 }
                 None => "mayfly get with a wrong kind lists those the server has".to_owned(),
             };
-            Failure::error(format!("the server has no kind {kind:?} in apiVersion {api_version:?}"), todo)
+            Failure::error(
+                ErrorCode::NotFound,
+                format!("the server has no kind {kind:?} in apiVersion {api_version:?}"),
+                todo,
+            )
         })
     }
 }

@@ -3,7 +3,13 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::{discovery::DiscoveredKind, failure::Failure, output, server::with_query, session::Session};
+use super::{
+    discovery::DiscoveredKind,
+    failure::{ErrorCode, Failure},
+    output,
+    server::with_query,
+    session::Session,
+};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -27,6 +33,7 @@ pub(crate) async fn run(args: ExplainArgs, session: &Session) -> anyhow::Result<
     let fields: Vec<&str> = words.collect();
     if fields.iter().any(|field| field.is_empty()) {
         return Err(Failure::error(
+            ErrorCode::Usage,
             format!("{:?} is not a path", args.path),
             "write KIND.field.field, such as function.spec",
         ));
@@ -35,6 +42,7 @@ pub(crate) async fn run(args: ExplainArgs, session: &Session) -> anyhow::Result<
     let schemas = Schemas(&document["components"]["schemas"]);
     let root = schemas.of_kind(kind).ok_or_else(|| {
         Failure::error(
+            ErrorCode::NotFound,
             format!("the server has no description of the fields of {}", kind.kind),
             "its OpenAPI document has no schema for it",
         )
@@ -127,7 +135,11 @@ impl<'a> Schemas<'a> {
                     true => format!("{path} has no fields"),
                     false => format!("{path} has: {}", names.join(", ")),
                 };
-                return Err(Failure::error(format!("{path} has no field {field:?}"), todo));
+                return Err(Failure::error(
+                    ErrorCode::NotFound,
+                    format!("{path} has no field {field:?}"),
+                    todo,
+                ));
             };
             found = Found {
                 schema: property,

@@ -1,58 +1,30 @@
 //! Errors for users: one line about the error, one about the remedy.
 
-use std::{borrow::Cow, fmt, io, process::ExitCode};
+use std::{fmt, io, process::ExitCode};
 
 use serde_json::{Value, json};
 
-/// No server was found, or none answers.
-pub(crate) const NO_SERVER: &str = "no_server";
-/// The server has a certificate that the kubeconfig does not trust.
-pub(crate) const NOT_TRUSTED: &str = "not_trusted";
-/// The kubeconfig cannot be used.
-pub(crate) const BAD_KUBECONFIG: &str = "bad_kubeconfig";
-/// A function did not become ready.
-pub(crate) const NOT_READY: &str = "not_ready";
-/// A project or a script was not built.
-pub(crate) const BUILD_FAILED: &str = "build_failed";
-/// Any other failure.
-const FAILED: &str = "failed";
+mod code;
 
-/// The code of an error of the API, by its HTTP status.
-pub(crate) fn code_of_status(status: u16) -> &'static str {
-    match status {
-        401 => "unauthorized",
-        403 => "forbidden",
-        404 => "not_found",
-        409 => "conflict",
-        400 | 413 | 415 | 422 => "invalid",
-        429 => "busy",
-        _ => "server_error",
-    }
-}
+pub(crate) use code::CodeContext;
+pub use code::ErrorCode;
 
-/// An error with a known remedy.
+/// An error with a code and a known remedy.
 #[derive(Debug)]
 pub struct Failure {
+    code: ErrorCode,
     what: String,
     todo: String,
-    /// The code for programs, if it is not that of any other failure.
-    code: Option<Cow<'static, str>>,
 }
 
 impl Failure {
-    pub fn new(what: impl Into<String>, todo: impl Into<String>) -> Self {
-        Self { what: what.into(), todo: todo.into(), code: None }
+    pub fn new(code: ErrorCode, what: impl Into<String>, todo: impl Into<String>) -> Self {
+        Self { code, what: what.into(), todo: todo.into() }
     }
 
     /// Creates a failure to return with `?`.
-    pub fn error(what: impl Into<String>, todo: impl Into<String>) -> anyhow::Error {
-        Self::new(what, todo).into()
-    }
-
-    /// The same failure with a code of docs/errors.md.
-    #[must_use]
-    pub(crate) fn code(self, code: impl Into<Cow<'static, str>>) -> Self {
-        Self { code: Some(code.into()), ..self }
+    pub fn error(code: ErrorCode, what: impl Into<String>, todo: impl Into<String>) -> anyhow::Error {
+        Self::new(code, what, todo).into()
     }
 }
 
@@ -67,16 +39,6 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
-
-/// A context that only gives an error its code: the messages leave it out.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CodeContext(pub(crate) &'static str);
-
-impl fmt::Display for CodeContext {
-    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Ok(())
-    }
-}
 
 /// Prints an error to stderr, as text or as one line of JSON; the exit code is 1. A closed stdout (`| head`) is not an
 /// error.
@@ -94,23 +56,36 @@ pub fn report(error: &anyhow::Error, is_json: bool) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// The end of a command by Ctrl-C. Only programs get a message: a person knows the cause.
+pub(crate) fn interrupted(is_json: bool) -> ExitCode {
+    if is_json {
+        let error = Failure::error(ErrorCode::Interrupted, "interrupted", "run the command again");
+        super::output::note(as_json(&error));
+    }
+    ExitCode::from(super::EXIT_INTERRUPTED)
+}
+
 /// `{"error": {"code": …, "message": …, "hint": …}}`, in the form of the gateway's errors.
 fn as_json(error: &anyhow::Error) -> Value {
     let (message, todo) = parts(error);
-    json!({"error": {"code": code(error), "message": message, "hint": todo}})
+    json!({"error": {"code": code(error).text(), "message": message, "hint": todo}})
 }
 
-/// The error's code in docs/errors.md.
-fn code(error: &anyhow::Error) -> Cow<'static, str> {
-    if let Some(CodeContext(code)) = error.downcast_ref() {
-        return Cow::Borrowed(*code);
-    }
-    let coded = error.chain().find_map(|cause| match (cause.downcast_ref(), cause.downcast_ref()) {
-        (Some(Failure { code: Some(code), .. }), _) => Some(code.clone()),
-        (_, Some(kube::Error::Api(status))) => Some(Cow::Borrowed(code_of_status(status.code))),
-        _ => None,
-    });
-    coded.unwrap_or(Cow::Borrowed(FAILED))
+/// The error's code in docs/errors.md: that of a failure or of the API in the chain, then that of a context, then that
+/// of an error of the operating system.
+fn code(error: &anyhow::Error) -> ErrorCode {
+    let specific = |cause: &(dyn std::error::Error + 'static)| {
+        if let Some(failure) = cause.downcast_ref::<Failure>() {
+            return Some(failure.code.clone());
+        }
+        match cause.downcast_ref() {
+            Some(kube::Error::Api(status)) => Some(ErrorCode::of_status(status.code)),
+            _ => None,
+        }
+    };
+    let of_context = || error.downcast_ref::<CodeContext>().map(|context| context.0.clone());
+    let of_system = || error.chain().find_map(|cause| cause.downcast_ref().map(ErrorCode::of_io));
+    error.chain().find_map(specific).or_else(of_context).or_else(of_system).unwrap_or(ErrorCode::Failed)
 }
 
 /// The chain of causes in one line, and the remedy below it if the chain contains a [`Failure`].
@@ -151,7 +126,7 @@ mod tests {
 
     #[test]
     fn one_line_what_one_line_what_to_do() {
-        let error = Failure::error("the sky is grey", "wait for the sun");
+        let error = Failure::error(ErrorCode::Failed, "the sky is grey", "wait for the sun");
         assert_eq!(text(&error), "the sky is grey\n  wait for the sun");
         let error = Err::<(), _>(error).context("cannot fly").unwrap_err();
         assert_eq!(text(&error), "cannot fly: the sky is grey\n  wait for the sun");
@@ -163,33 +138,26 @@ mod tests {
             let status = kube::core::Status::failure("no", "").with_code(status);
             anyhow::Error::from(kube::Error::Api(Box::new(status)))
         };
-        let coded = || anyhow::Error::from(Failure::new("nobody answers", "start one").code(NO_SERVER));
+        let coded = || Failure::error(ErrorCode::NoServer, "nobody answers", "start one");
+        let build = CodeContext(ErrorCode::BuildFailed);
         for (error, expected) in [
             (coded(), "no_server"),
             (coded().context("deploying"), "no_server"),
-            (anyhow::anyhow!("cargo failed").context(CodeContext(BUILD_FAILED)), "build_failed"),
+            (coded().context(build.clone()), "no_server"),
+            (anyhow::anyhow!("cargo failed").context(build.clone()), "build_failed"),
+            (anyhow::Error::from(io::Error::other("no")).context(build), "build_failed"),
+            (anyhow::Error::from(io::Error::other("no")).context("reading"), "file_error"),
             (api(404).context("deploying"), "not_found"),
             (api(507), "server_error"),
-            (Failure::error("the sky is grey", ""), "failed"),
+            (anyhow::anyhow!("the sky is grey"), "failed"),
         ] {
-            assert_eq!(code(&error), expected, "{error:?}");
+            assert_eq!(code(&error).text(), expected, "{error:?}");
         }
-        let error = coded().context("deploying").context(CodeContext(BUILD_FAILED));
+        let error = coded().context("deploying").context(CodeContext(ErrorCode::BuildFailed));
         assert_eq!(text(&error), "deploying: nobody answers\n  start one");
         let expected =
-            json!({"code": "build_failed", "message": "deploying: nobody answers", "hint": "start one"});
+            json!({"code": "no_server", "message": "deploying: nobody answers", "hint": "start one"});
         assert_eq!(as_json(&error), json!({"error": expected}));
-    }
-
-    #[test]
-    fn every_code_is_documented() {
-        let page = include_str!("../../../docs/errors.md");
-        let statuses = [400, 401, 403, 404, 409, 429, 500].map(code_of_status);
-        let codes = [NO_SERVER, NOT_TRUSTED, BAD_KUBECONFIG, NOT_READY, BUILD_FAILED, FAILED];
-        let table = page.split("## Command line").nth(1).unwrap();
-        for code in statuses.iter().chain(&codes) {
-            assert!(table.contains(&format!("| `{code}` |")), "docs/errors.md has no row for {code}");
-        }
     }
 
     #[test]

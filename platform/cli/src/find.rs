@@ -12,7 +12,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 
 use super::{
     Globals,
-    failure::{BAD_KUBECONFIG, Failure, NO_SERVER, NOT_TRUSTED},
+    failure::{ErrorCode, Failure},
     server::Server,
 };
 use crate::data_dir::{DataDir, Endpoints, Origin};
@@ -84,6 +84,7 @@ pub(super) fn parse_url(name: &str, text: &str, example: &str) -> anyhow::Result
         |uri: &http::Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.authority().is_some();
     text.parse::<http::Uri>().ok().filter(usable).ok_or_else(|| {
         Failure::error(
+            ErrorCode::Usage,
             format!("{name} {text:?} is not a URL"),
             format!("write scheme, host and port, such as {example}"),
         )
@@ -99,7 +100,11 @@ impl Lookup {
         if let Some(path) = &self.kubeconfig {
             let kubeconfig = read(path).map_err(|why| {
                 let todo = "mayfly up writes one to DIR/kubeconfig in its data directory";
-                Failure::new(format!("--kubeconfig {}: {why}", path.display()), todo).code(BAD_KUBECONFIG)
+                Failure::new(
+                    ErrorCode::BadKubeconfig,
+                    format!("--kubeconfig {}: {why}", path.display()),
+                    todo,
+                )
             })?;
             places.add("--kubeconfig", path.display().to_string(), true);
             return Ok(Found { kubeconfig: Some(kubeconfig), endpoints: beside(path), places });
@@ -201,12 +206,12 @@ impl Places {
 
     fn nothing_found(&self) -> anyhow::Error {
         let todo = self.listed("start one with: mayfly up");
-        Failure::new("no Mayfly server was found", todo).code(NO_SERVER).into()
+        Failure::new(ErrorCode::NoServer, "no Mayfly server was found", todo).into()
     }
 
     fn unusable(&self, why: &str) -> anyhow::Error {
         let todo = self.listed("start one with: mayfly up");
-        Failure::new(format!("the kubeconfig cannot be used: {why}"), todo).code(BAD_KUBECONFIG).into()
+        Failure::new(ErrorCode::BadKubeconfig, format!("the kubeconfig cannot be used: {why}"), todo).into()
     }
 
     pub(crate) fn not_trusted(&self, url: &str, why: &str) -> anyhow::Error {
@@ -215,12 +220,12 @@ impl Places {
             url.trim_end_matches('/')
         );
         let todo = self.listed("use the kubeconfig in that server's own data directory");
-        Failure::new(what, todo).code(NOT_TRUSTED).into()
+        Failure::new(ErrorCode::NotTrusted, what, todo).into()
     }
 
     pub(crate) fn nothing_answers(&self, url: &str, why: &str) -> anyhow::Error {
         let what = format!("no Mayfly server answers at {} ({why})", url.trim_end_matches('/'));
-        Failure::new(what, self.listed("start one with: mayfly up")).code(NO_SERVER).into()
+        Failure::new(ErrorCode::NoServer, what, self.listed("start one with: mayfly up")).into()
     }
 }
 

@@ -7,7 +7,7 @@ use hyper::body::Incoming;
 use mayfly_api::{Function, wellknown};
 
 use super::{
-    failure::{Failure, NO_SERVER},
+    failure::{ErrorCode, Failure},
     server::{Server, segment},
     session::Session,
 };
@@ -32,7 +32,7 @@ impl HttpClient {
                 true => format!("no server answers at {} ({last})", origin(&uri)),
                 false => format!("the connection to {} broke ({last})", origin(&uri)),
             };
-            Failure::new(what, "is the server running? start one with: mayfly up").code(NO_SERVER).into()
+            Failure::new(ErrorCode::NoServer, what, "is the server running? start one with: mayfly up").into()
         })
     }
 
@@ -69,6 +69,7 @@ pub(crate) async fn function_url(session: &Session, namespace: &str, name: &str)
     match function.status.and_then(|status| status.url) {
         Some(url) => Ok(if url.ends_with('/') { url } else { url + "/" }),
         None => Err(Failure::error(
+            ErrorCode::NotReady,
             format!("function {name} has no address yet"),
             format!("see why: mayfly describe function {name} -n {namespace}"),
         )),

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     discovery::{DiscoveredKind, Discovery},
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     output::{self, OutputFormat},
     server::{Server, with_query},
     session::Session,
@@ -62,7 +62,7 @@ const PAGE: &str = "500";
 /// Parses `KIND [NAME…]` and `KIND/NAME…`.
 pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result<Vec<GetTarget>> {
     let Some(first) = words.first() else {
-        return Err(Failure::error("no kind was named", "name one, such as functions"));
+        return Err(Failure::error(ErrorCode::Usage, "no kind was named", "name one, such as functions"));
     };
     if !words.iter().any(|word| word.contains('/')) {
         let kinds = discovery.find_all(first)?;
@@ -75,6 +75,7 @@ pub(crate) fn targets(discovery: &Discovery, words: &[String]) -> anyhow::Result
     for word in words {
         let Some((kind, name)) = word.split_once('/').filter(|(_, name)| !name.is_empty()) else {
             return Err(Failure::error(
+                ErrorCode::Usage,
                 format!("{word:?} has no kind"),
                 "write either KIND NAME NAME… or KIND/NAME KIND/NAME…",
             ));
@@ -93,7 +94,7 @@ pub(crate) fn named_or_selected(targets: &[GetTarget], selecting: Option<&str>) 
     let named = targets.iter().find_map(|target| target.names.first());
     let (Some(name), Some(flag)) = (named, selecting) else { return Ok(()) };
     let what = format!("{name} was named, and {flag} selects objects too");
-    Err(Failure::error(what, format!("leave out the name, or {flag}")))
+    Err(Failure::error(ErrorCode::Usage, what, format!("leave out the name, or {flag}")))
 }
 
 pub(crate) async fn run(args: GetArgs, session: &Session) -> anyhow::Result<()> {
@@ -106,6 +107,7 @@ pub(crate) async fn run(args: GetArgs, session: &Session) -> anyhow::Result<()> 
     if args.all_namespaces && targets.iter().any(|target| !target.names.is_empty() && target.kind.namespaced)
     {
         return Err(Failure::error(
+            ErrorCode::Usage,
             "a name is looked up in one namespace",
             "use -n NAMESPACE, or leave the name out",
         ));
@@ -114,6 +116,7 @@ pub(crate) async fn run(args: GetArgs, session: &Session) -> anyhow::Result<()> 
     if args.watch {
         let [target] = targets.as_slice() else {
             return Err(Failure::error(
+                ErrorCode::Usage,
                 "only one kind can be watched at a time",
                 "name one kind with --watch",
             ));
@@ -286,6 +289,7 @@ impl Get<'_> {
             [] => Ok(self.args.field_selector.clone()),
             [name] => Ok(Some(format!("metadata.name={name}"))),
             _ => Err(Failure::error(
+                ErrorCode::Usage,
                 "only one object, or all, can be watched",
                 "name one object, or use -l LABELS",
             )),
@@ -337,7 +341,7 @@ impl Get<'_> {
                         break;
                     }
                     let message = event.object["message"].as_str().unwrap_or("the watch ended early");
-                    return Err(Failure::error(message, "run the command again"));
+                    return Err(Failure::error(ErrorCode::ServerError, message, "run the command again"));
                 }
                 if let Some(seen) = screen.event(&event)? {
                     version = seen;

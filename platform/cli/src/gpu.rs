@@ -23,8 +23,7 @@ use tokio::{
 };
 
 use super::{
-    EXIT_INTERRUPTED,
-    failure::Failure,
+    failure::{self, ErrorCode, Failure},
     logs, output,
     server::{Server, is_not_found, segment, with_query},
     session::Session,
@@ -112,7 +111,7 @@ async fn run_job(args: RunArgs, session: &Session) -> anyhow::Result<ExitCode> {
     let mut interrupted = std::pin::pin!(interrupted()?);
     let artifacts = tokio::select! {
         pushed = sources.push(server) => pushed?,
-        () = &mut interrupted => return Ok(ExitCode::from(EXIT_INTERRUPTED)),
+        () = &mut interrupted => return Ok(failure::interrupted(session.globals().wants_json())),
     };
     let plan = GpuJobPlan {
         name: args.name,
@@ -139,7 +138,7 @@ async fn run_job(args: RunArgs, session: &Session) -> anyhow::Result<ExitCode> {
         code = run.follow(session, args.out.as_deref()) => code,
         () = &mut interrupted => {
             run.delete(created["metadata"]["uid"].as_str().unwrap_or_default()).await?;
-            Ok(ExitCode::from(EXIT_INTERRUPTED))
+            Ok(failure::interrupted(session.globals().wants_json()))
         }
     }
 }
@@ -175,7 +174,11 @@ impl RunningJob<'_> {
         }
         let Some(outcome) = ended(server, path).await? else {
             let todo = format!("see why: mayfly why job {name} -n {namespace}");
-            return Err(Failure::error(format!("job {name} failed before its program ran"), todo));
+            return Err(Failure::error(
+                ErrorCode::RunFailed,
+                format!("job {name} failed before its program ran"),
+                todo,
+            ));
         };
         fetch(server, &outcome, out).await?;
         if !outcome.succeeded {
@@ -196,7 +199,11 @@ impl RunningJob<'_> {
             Err(error) if is_not_found(&error) => {}
             Err(error) => {
                 let todo = format!("delete it: mayfly delete job {} -n {}", self.name, self.namespace);
-                return Err(Failure::error(format!("cannot delete job {}: {error}", self.name), todo));
+                return Err(Failure::error(
+                    ErrorCode::ServerError,
+                    format!("cannot delete job {}: {error}", self.name),
+                    todo,
+                ));
             }
         }
         Ok(())
@@ -257,7 +264,11 @@ async fn ended(server: &Server, job: &str) -> anyhow::Result<Option<JobOutcome>>
 
 async fn read_job(server: &Server, job: &str) -> anyhow::Result<Value> {
     server.get(job).await.map_err(|error| match is_not_found(&error) {
-        true => Failure::error("the Job was deleted while it was waited for", "run it again"),
+        true => Failure::error(
+            ErrorCode::RunFailed,
+            "the Job was deleted while it was waited for",
+            "run it again",
+        ),
         false => error.into(),
     })
 }
@@ -292,7 +303,11 @@ async fn fetch(server: &Server, outcome: &JobOutcome, out: Option<&Path>) -> any
 
 async fn save(server: &Server, artifact: &ArtifactRef, folder: &Path, name: &str) -> anyhow::Result<()> {
     let refused = |error: std::io::Error| {
-        Failure::error(format!("cannot write to {}: {error}", folder.display()), "name another --out")
+        Failure::error(
+            ErrorCode::FileError,
+            format!("cannot write to {}: {error}", folder.display()),
+            "name another --out",
+        )
     };
     std::fs::create_dir_all(folder).map_err(refused)?;
     let path = folder.join(name);

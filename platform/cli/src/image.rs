@@ -14,7 +14,7 @@ use serde_json::Value;
 use tower::ServiceExt as _;
 
 use super::{
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     format, output,
     server::{Server, api_error, segment, with_query},
     session::Session,
@@ -117,6 +117,7 @@ pub(crate) async fn run(args: ImageArgs, session: &Session) -> anyhow::Result<()
 fn logins(file: &std::path::Path) -> anyhow::Result<Value> {
     let unusable = |why: String| {
         Failure::error(
+            ErrorCode::InvalidFile,
             format!("cannot use {}: {why}", file.display()),
             "name a file that docker login wrote; logins that a credential helper keeps are not in it",
         )
@@ -138,6 +139,7 @@ async fn node(server: &Server, named: Option<String>) -> anyhow::Result<String> 
     let first = list["items"][0]["metadata"]["name"].as_str().map(str::to_owned);
     first.ok_or_else(|| {
         Failure::error(
+            ErrorCode::Unsupported,
             "no node runs containers",
             "mayfly up needs root, containerd, runc and the CNI plugins for them; mayfly up --containers on says what \
              is missing",
@@ -147,7 +149,11 @@ async fn node(server: &Server, named: Option<String>) -> anyhow::Result<String> 
 
 async fn import(server: &Server, path: &str, file: &std::path::Path) -> anyhow::Result<Value> {
     let archive = tokio::fs::File::open(file).await.map_err(|error| {
-        Failure::error(format!("cannot read {}: {error}", file.display()), "name a tar file")
+        Failure::error(
+            ErrorCode::FileError,
+            format!("cannot read {}: {error}", file.display()),
+            "name a tar file",
+        )
     })?;
     let chunks = futures::stream::try_unfold(archive, |mut archive| async move {
         let mut chunk = vec![0; CHUNK_BYTES];

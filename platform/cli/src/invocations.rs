@@ -124,7 +124,8 @@ pub(crate) async fn run(args: InvocationsArgs, session: &Session) -> anyhow::Res
             let path = with_query(&path, &[("status", args.status.map(InvocationStatus::name))]);
             let answer = client.rest(Method::DELETE, &path).await?;
             output::result(session.format(), &answer, || {
-                format!("{} invocations removed\n", answer["purged"])
+                let plural = if answer["purged"] == 1 { "" } else { "s" };
+                format!("{} invocation{plural} removed\n", answer["purged"])
             })
         }
     }

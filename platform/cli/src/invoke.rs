@@ -1,6 +1,6 @@
 //! `mayfly invoke`: calls a function with an event, like a workflow.
 
-use std::{io::Read as _, path::Path, process::ExitCode, str::FromStr};
+use std::{path::Path, process::ExitCode, str::FromStr};
 
 use anyhow::Context as _;
 use bytes::Bytes;
@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use tower::ServiceExt as _;
 
 use super::{
-    failure::Failure,
+    bounded_read::{self, CONTENT_BYTES_MAX},
+    failure::{ErrorCode, Failure},
     gateway::{HttpClient, function_url, is_private, proxy_path},
     output::{self, OutputFormat},
     session::Session,
@@ -135,6 +136,7 @@ fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>>
         && let Err(error) = serde_json::from_slice::<serde::de::IgnoredAny>(&body)
     {
         return Err(Failure::error(
+            ErrorCode::Usage,
             format!("the event is not JSON: {error}"),
             "quote it, as in -d '{\"name\":\"Ada\"}', or name its type: -H 'content-type: text/plain'",
         ));
@@ -152,6 +154,7 @@ fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>>
     }
     request.body(Full::new(body)).map_err(|error| {
         Failure::error(
+            ErrorCode::Usage,
             format!("--path {:?} is not valid in a URL: {error}", args.path),
             "escape it as in a URL",
         )
@@ -161,20 +164,21 @@ fn request(args: &InvokeArgs, url: &str) -> anyhow::Result<Request<Full<Bytes>>>
 /// The data of `-d`: `@FILE` is the content of a file, `-` is stdin, other text is used as it is.
 pub(super) fn data(text: &str) -> anyhow::Result<Bytes> {
     if text == "-" {
-        let mut content = Vec::new();
-        std::io::stdin().read_to_end(&mut content).context("cannot read stdin")?;
+        let content =
+            bounded_read::stream(std::io::stdin(), CONTENT_BYTES_MAX).context("cannot read stdin")?;
         return Ok(content.into());
     }
     match text.strip_prefix('@') {
-        Some("") => Err(Failure::error("-d @ names no file", DATA_FORMS)),
+        Some("") => Err(Failure::error(ErrorCode::Usage, "-d @ names no file", DATA_FORMS)),
         Some(path) => read(Path::new(path)),
         None => Ok(Bytes::copy_from_slice(text.as_bytes())),
     }
 }
 
 fn read(path: &Path) -> anyhow::Result<Bytes> {
-    let content = std::fs::read(path)
-        .map_err(|error| Failure::error(format!("cannot read {}: {error}", path.display()), DATA_FORMS))?;
+    let content = bounded_read::file(path, CONTENT_BYTES_MAX).map_err(|error| {
+        Failure::error(ErrorCode::FileError, format!("cannot read {}: {error}", path.display()), DATA_FORMS)
+    })?;
     Ok(content.into())
 }
 
@@ -190,6 +194,7 @@ async fn stream(name: &str, mut body: Incoming) -> anyhow::Result<()> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
             Failure::error(
+                ErrorCode::RunFailed,
                 format!("the response ended early: {error}"),
                 format!("see the function's log: mayfly logs {name}"),
             )

@@ -19,6 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 mod apply;
 mod artifact;
+mod bounded_read;
 mod build;
 mod completion;
 mod component;
@@ -182,7 +183,9 @@ impl ClientCommand {
         let work = Box::pin(self.run_with(&session));
         let done = tokio::select! {
             done = work => done,
-            _ = tokio::signal::ctrl_c(), if !handles_interrupt => return Ok(ExitCode::from(EXIT_INTERRUPTED)),
+            _ = tokio::signal::ctrl_c(), if !handles_interrupt => {
+                return Ok(failure::interrupted(session.globals().wants_json()));
+            }
         };
         done.map_err(|error| session.explain(error))
     }

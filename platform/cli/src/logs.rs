@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     output,
     server::{is_not_found, segment, with_query},
     session::Session,
@@ -51,7 +51,11 @@ pub(crate) async fn run(args: LogsArgs, session: &Session) -> anyhow::Result<()>
     copy(session, &path).await?;
     if args.follow && !is_over(&args, &path, &namespace, session).await {
         let todo = "follow it again with the same command; --since 1m shows what came meanwhile";
-        return Err(Failure::error(format!("the server closed the log of {}", args.name), todo));
+        return Err(Failure::error(
+            ErrorCode::ServerError,
+            format!("the server closed the log of {}", args.name),
+            todo,
+        ));
     }
     Ok(())
 }
@@ -119,10 +123,18 @@ fn path(args: &LogsArgs, namespace: &str) -> anyhow::Result<String> {
             format!("/api/v1/namespaces/{}/pods/{}/log", segment(namespace), segment(name))
         }
         "pod" | "pods" | "po" => {
-            return Err(Failure::error("a pod belongs to one revision", "leave --revision out"));
+            return Err(Failure::error(
+                ErrorCode::Usage,
+                "a pod belongs to one revision",
+                "leave --revision out",
+            ));
         }
         other => {
-            return Err(Failure::error(format!("{other:?} has no log"), "name a function, or pod/NAME"));
+            return Err(Failure::error(
+                ErrorCode::Usage,
+                format!("{other:?} has no log"),
+                "name a function, or pod/NAME",
+            ));
         }
     };
     let tail = args.tail.map(|lines| lines.to_string());

@@ -1,14 +1,17 @@
 //! Manifests: objects in YAML or JSON, from files, folders or stdin.
 
 use std::{
-    io::Read as _,
+    io,
     path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
 use serde_json::Value;
 
-use super::failure::Failure;
+use super::{
+    bounded_read,
+    failure::{ErrorCode, Failure},
+};
 
 /// The size limit of a manifest, in bytes, which catches a wrong file before it fills memory.
 const MANIFEST_BYTES_MAX: u64 = 32 << 20;
@@ -25,9 +28,21 @@ pub(crate) struct Document {
     pub(crate) source: String,
 }
 
-fn too_large(source: &str, bytes: u64) -> anyhow::Error {
-    let what = format!("{source} has {}, more than a manifest may have", super::format::bytes(bytes));
-    Failure::error(what, "a component is deployed with: mayfly deploy FILE.wasm")
+/// The text of a manifest that was read.
+fn text_of(content: io::Result<Vec<u8>>, source: &str) -> anyhow::Result<String> {
+    let content = content.map_err(|error| {
+        let (code, todo) = match error.kind() {
+            io::ErrorKind::FileTooLarge => {
+                (ErrorCode::InvalidFile, "a component is deployed with: mayfly deploy FILE.wasm")
+            }
+            _ => (ErrorCode::FileError, ""),
+        };
+        Failure::new(code, format!("cannot read {source}: {error}"), todo)
+    })?;
+    String::from_utf8(content).map_err(|_| {
+        let what = format!("cannot read {source}: it is not UTF-8 text");
+        Failure::error(ErrorCode::InvalidFile, what, "a manifest is YAML or JSON")
+    })
 }
 
 /// Reads all objects of files, folders (their `.yaml`, `.yml` and `.json` files, sorted by name) and `-` for stdin.
@@ -35,32 +50,20 @@ pub(crate) fn read(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Doc
     let mut documents = Vec::new();
     for path in paths {
         if path.as_os_str() == "-" {
-            let mut content = Vec::new();
-            std::io::stdin()
-                .take(MANIFEST_BYTES_MAX + 1)
-                .read_to_end(&mut content)
-                .context("cannot read stdin")?;
-            // A truncated text might also consist of complete documents.
-            if content.len() as u64 > MANIFEST_BYTES_MAX {
-                return Err(too_large("stdin", content.len() as u64));
-            }
-            let text = String::from_utf8(content).context("cannot read stdin")?;
-            documents.extend(parse(&text, "stdin")?);
+            let content = bounded_read::stream(std::io::stdin(), MANIFEST_BYTES_MAX);
+            documents.extend(parse(&text_of(content, "stdin")?, "stdin")?);
             continue;
         }
         for file in files(path, recursive)? {
             let source = file.display().to_string();
-            let bytes = std::fs::metadata(&file).with_context(|| format!("cannot read {source}"))?.len();
-            if bytes > MANIFEST_BYTES_MAX {
-                return Err(too_large(&source, bytes));
-            }
-            let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {source}"))?;
-            documents.extend(parse(&text, &source)?);
+            let content = bounded_read::file(&file, MANIFEST_BYTES_MAX);
+            documents.extend(parse(&text_of(content, &source)?, &source)?);
         }
     }
     if documents.is_empty() {
         let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
         return Err(Failure::error(
+            ErrorCode::InvalidFile,
             format!("no object in {}", names.join(", ")),
             "a manifest has apiVersion, kind and metadata.name; --recursive also looks into folders below",
         ));
@@ -71,6 +74,7 @@ pub(crate) fn read(paths: &[PathBuf], recursive: bool) -> anyhow::Result<Vec<Doc
 fn files(path: &Path, recursive: bool) -> anyhow::Result<Vec<PathBuf>> {
     let metadata = std::fs::metadata(path).map_err(|error| {
         Failure::error(
+            ErrorCode::FileError,
             format!("cannot read {}: {error}", path.display()),
             "name a file, a folder, or - for stdin",
         )
@@ -102,7 +106,11 @@ fn parse(text: &str, source: &str) -> anyhow::Result<Vec<Document>> {
     options.legacy_octal_numbers = true;
     let values: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options).map_err(|error| {
         let why = super::yaml::problem(&error);
-        Failure::error(format!("{source} cannot be read: {why}"), "nothing was sent to the server")
+        Failure::error(
+            ErrorCode::InvalidFile,
+            format!("{source} cannot be read: {why}"),
+            "nothing was sent to the server",
+        )
     })?;
     let values: Vec<_> = values.into_iter().filter(|value| !value.is_null()).collect();
     let many = values.len() > 1;
@@ -129,7 +137,7 @@ fn document(value: Value, source: String) -> anyhow::Result<Document> {
             _ => {
                 let field = pointer[1..].replace('/', ".");
                 let todo = "an object has apiVersion, kind and metadata.name; nothing was sent to the server";
-                Err(Failure::error(format!("{source}: {field} is missing"), todo))
+                Err(Failure::error(ErrorCode::InvalidFile, format!("{source}: {field} is missing"), todo))
             }
         }
     };

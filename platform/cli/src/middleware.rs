@@ -9,7 +9,11 @@ use wasm_compose::graph::{Component, CompositionGraph, EncodeOptions, ExportInde
 use wasmparser::{Validator, WasmFeatures};
 
 use self::versions::NewestVersions;
-use super::{component, failure::Failure};
+use super::{
+    bounded_read::{self, CONTENT_BYTES_MAX},
+    component,
+    failure::{ErrorCode, Failure},
+};
 
 mod versions;
 
@@ -27,22 +31,26 @@ pub(crate) fn link(handler: Bytes, files: &[PathBuf]) -> anyhow::Result<Bytes> {
     if files.len() > MIDDLEWARE_MAX {
         let what =
             format!("{} middleware components, and a function has at most {MIDDLEWARE_MAX}", files.len());
-        return Err(Failure::error(what, "link those that belong together beforehand"));
+        return Err(Failure::error(ErrorCode::Usage, what, "link those that belong together beforehand"));
     }
     let mut chain = Vec::with_capacity(files.len());
     for path in files {
         // Not checked by the rules for functions: middleware imports interfaces that the next component provides, not
         // the host.
-        let content = std::fs::read(path).map_err(|error| {
+        let content = bounded_read::file(path, CONTENT_BYTES_MAX).map_err(|error| {
             let what = format!("cannot read {}: {error}", path.display());
-            Failure::error(what, "name the .wasm file of a middleware component")
+            Failure::error(ErrorCode::FileError, what, "name the .wasm file of a middleware component")
         })?;
         chain.push((path.as_path(), component::of_content(content, path)?));
     }
     let linked = compose(&handler, &chain)?;
     inspect(&linked).map_err(|refused| {
         let todo = "deploy the handler without --middleware to see whether it is the cause";
-        Failure::error(format!("the handler with its middleware cannot be deployed: {refused}"), todo)
+        Failure::error(
+            ErrorCode::InvalidFile,
+            format!("the handler with its middleware cannot be deployed: {refused}"),
+            todo,
+        )
     })?;
     Ok(linked.into())
 }
@@ -76,6 +84,7 @@ fn compose_by_name(handler: &[u8], chain: &[(&Path, Vec<u8>)]) -> anyhow::Result
         .map_err(|error| cannot_link("the handler", &error))?;
     let interface = exported(&graph, inner).ok_or_else(|| {
         Failure::new(
+            ErrorCode::InvalidFile,
             "the handler exports no interface of wasi:http",
             "deploy a component that answers requests",
         )
@@ -139,7 +148,7 @@ fn connect(
             None => format!("{path} is not middleware: it imports no HTTP handler to pass requests on to"),
         };
         let todo = format!("build it against a world that imports and exports {}", next.interface);
-        return Err(Failure::error(what, todo));
+        return Err(Failure::error(ErrorCode::InvalidFile, what, todo));
     };
     let interface = exported(graph, outer).ok_or_else(|| missing(&path))?;
     graph
@@ -149,11 +158,16 @@ fn connect(
 }
 
 fn missing(path: &impl std::fmt::Display) -> anyhow::Error {
-    Failure::error(format!("{path} exports no HTTP handler"), "name a component that answers requests")
+    Failure::error(
+        ErrorCode::InvalidFile,
+        format!("{path} exports no HTTP handler"),
+        "name a component that answers requests",
+    )
 }
 
 fn cannot_link(what: &str, error: &anyhow::Error) -> anyhow::Error {
     Failure::error(
+        ErrorCode::InvalidFile,
         format!("cannot link {what}: {error:#}"),
         "the handler and its middleware must be components built for compatible versions of wasi:http",
     )

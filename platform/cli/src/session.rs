@@ -5,7 +5,7 @@ use tokio::sync::OnceCell;
 use super::{
     Globals,
     discovery::Discovery,
-    failure::{Failure, code_of_status},
+    failure::{ErrorCode, Failure},
     find,
     output::OutputFormat,
     server::{Server, is_unanswered},
@@ -60,12 +60,19 @@ impl Session {
             return error;
         };
         let explained: anyhow::Error = match cause {
+            // The body was JSON, but no `Status`.
+            kube::Error::Api(status) if status.code == 0 => {
+                server.places().nothing_answers(&server.url(), "the response is not of the Kubernetes API")
+            }
             kube::Error::Api(status) => {
                 let (what, todo) = api_failure(status, server);
-                Failure::new(what, todo).code(code_of_status(status.code)).into()
+                Failure::new(ErrorCode::of_status(status.code), what, todo).into()
             }
             _ => match innermost(cause) {
                 Some(why) if why.contains("certificate") => server.places().not_trusted(&server.url(), &why),
+                Some(why) if why.contains("InvalidContentType") => {
+                    server.places().nothing_answers(&server.url(), "the port does not use TLS")
+                }
                 Some(why) => server.places().nothing_answers(&server.url(), &why),
                 None => return error,
             },

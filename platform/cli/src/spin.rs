@@ -18,7 +18,7 @@ use tokio::process::Command;
 
 use crate::{
     deploy::{self, DeploymentOrigin, DeploymentSource, Settings},
-    failure::Failure,
+    failure::{CodeContext, ErrorCode, Failure},
     output,
     server::{FIELD_MANAGER, Server, is_not_found, segment, with_query},
     session::Session,
@@ -129,8 +129,14 @@ pub(crate) fn app_sources(path: &Path) -> anyhow::Result<AppSources> {
 }
 
 fn read(path: &Path) -> anyhow::Result<SpinApp> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    manifest::parse(&text, &path.display().to_string())
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        Failure::new(
+            ErrorCode::FileError,
+            format!("cannot read {}: {error}", path.display()),
+            "name a spin.toml",
+        )
+    })?;
+    manifest::parse(&text, &path.display().to_string()).context(CodeContext(ErrorCode::InvalidFile))
 }
 
 /// Deploys the application of a manifest; with `builds`, after running the build commands of its components. With
@@ -145,7 +151,11 @@ pub(crate) async fn deploy_app(
 ) -> anyhow::Result<DeployedApp> {
     if settings.has_middleware() {
         let todo = "deploy the component's file with its middleware: mayfly deploy FILE.wasm --middleware …";
-        return Err(Failure::error("middleware is linked to one component, not to an application", todo));
+        return Err(Failure::error(
+            ErrorCode::Usage,
+            "middleware is linked to one component, not to an application",
+            todo,
+        ));
     }
     let place = path.display().to_string();
     let mut app = read(path)?;
@@ -247,10 +257,12 @@ async fn sources(app: &SpinApp, folder: &Path) -> anyhow::Result<ComponentFiles>
 fn not_built(component: &SpinComponent, file: &Path) -> anyhow::Error {
     let what = format!("component.{}.source: there is no {}", component.id, file.display());
     match &component.build {
-        Some(build) => {
-            Failure::error(what, format!("build it first, or deploy with --build: {}", build.command))
-        }
-        None => Failure::error(what, "build it, or correct the path"),
+        Some(build) => Failure::error(
+            ErrorCode::FileError,
+            what,
+            format!("build it first, or deploy with --build: {}", build.command),
+        ),
+        None => Failure::error(ErrorCode::FileError, what, "build it, or correct the path"),
     }
 }
 
@@ -267,7 +279,11 @@ async fn build(component: &SpinComponent, folder: &Path) -> anyhow::Result<()> {
         true => Ok(()),
         false => {
             let what = format!("the build command of component {} failed ({status})", component.id);
-            Err(Failure::error(what, format!("it was run in {}: {}", workdir.display(), build.command)))
+            Err(Failure::error(
+                ErrorCode::BuildFailed,
+                what,
+                format!("it was run in {}: {}", workdir.display(), build.command),
+            ))
         }
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     format,
     gateway::HttpClient,
     metrics::{self, Histogram, Sample},
@@ -136,6 +136,7 @@ async fn admin(args: &TopArgs, session: &Session) -> anyhow::Result<String> {
     let known = session.server().await?.endpoints().and_then(|endpoints| endpoints.admin.clone());
     args.admin.clone().or(known).ok_or_else(|| {
         Failure::error(
+            ErrorCode::Usage,
             "the address of the server's metrics is unknown",
             "give it with --admin http://HOST:9090, or use --data-dir on the server's machine",
         )

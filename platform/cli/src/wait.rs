@@ -9,7 +9,7 @@ use mayfly_api::{Function, k8s::apimachinery::pkg::apis::meta::v1::Condition};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    failure::{Failure, NOT_READY},
+    failure::{ErrorCode, Failure},
     server::Server,
 };
 
@@ -72,19 +72,19 @@ async fn until_ready(
                     true => format!("the server goes on; wait longer with --wait-timeout, or {describe}"),
                     false => describe,
                 };
-                return Err(Failure::new(what, todo).code(NOT_READY).into());
+                return Err(Failure::new(ErrorCode::TimedOut, what, todo).into());
             }
             Ok(None) => anyhow::bail!("the watch of function {name} ended"),
             Ok(Some(Err(error))) => last = format!(" ({error})"),
             Ok(Some(Ok(None))) => {
                 let what = format!("function {name} was deleted while it was waited for");
-                return Err(Failure::error(what, "deploy it again"));
+                return Err(Failure::error(ErrorCode::NotFound, what, "deploy it again"));
             }
             Ok(Some(Ok(Some(function)))) => match ready_state(&function) {
                 ReadyState::Ready => return Ok(function),
                 ReadyState::Failed { reason, message } => {
                     let what = format!("function {name} cannot run: {message} ({reason})");
-                    return Err(Failure::new(what, describe).code(NOT_READY).into());
+                    return Err(Failure::new(ErrorCode::NotReady, what, describe).into());
                 }
                 ReadyState::Pending(why) => {
                     is_compiling =

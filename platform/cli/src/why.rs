@@ -20,7 +20,11 @@ use mayfly_api::{
 };
 use serde::Serialize;
 
-use super::{failure::Failure, output, session::Session};
+use super::{
+    failure::{ErrorCode, Failure},
+    output,
+    session::Session,
+};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -55,7 +59,11 @@ pub(crate) async fn run(args: WhyArgs, session: &Session) -> anyhow::Result<()> 
     let namespace = session.namespace().await?;
     let missing = |kind: &str| {
         let what = format!("no {kind} {} in namespace {namespace}", args.name);
-        Failure::error(what, format!("see which there are: mayfly get {kind}s -n {namespace}"))
+        Failure::error(
+            ErrorCode::NotFound,
+            what,
+            format!("see which there are: mayfly get {kind}s -n {namespace}"),
+        )
     };
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let rows = match args.kind {

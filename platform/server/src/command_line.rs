@@ -6,7 +6,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use mayfly_cli::{
     Globals,
     data_dir::DataDir,
-    failure::{self, Failure},
+    failure::{self, ErrorCode, Failure},
 };
 
 /// Functions, workflows and Kubernetes objects in one process; start it with: mayfly up
@@ -91,6 +91,7 @@ impl CommandLine {
 /// The error for roles that are designed but not part of this build.
 fn not_in_this_build(role: &str) -> anyhow::Error {
     Failure::error(
+        ErrorCode::Unsupported,
         format!("mayfly {role} is not in this build: it runs everything in one process"),
         "start it with: mayfly up",
     )

@@ -10,7 +10,7 @@ use mayfly_api::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::failure::Failure;
+use crate::failure::{ErrorCode, Failure};
 
 /// One unit of `mayfly.dev/vcuda-memory`, in bytes.
 const MEMORY_UNIT_BYTES: u64 = 256 << 20;
@@ -56,15 +56,22 @@ pub(super) fn limits(gpus: GpuAmount, memory: Option<&str>) -> anyhow::Result<Va
     match (gpus, memory) {
         (GpuAmount::Whole(count), None) => Ok(json!({"nvidia.com/gpu": count.to_string()})),
         (GpuAmount::Whole(_), Some(_)) => Err(Failure::error(
+            ErrorCode::Usage,
             "a whole GPU has all of its memory",
             "leave --gpu-memory out, or ask for a share: --gpus 0.5",
         )),
-        (GpuAmount::Percent(_), None) => {
-            Err(Failure::error("a share of a GPU needs its memory", "say how much: --gpu-memory 8Gi"))
-        }
+        (GpuAmount::Percent(_), None) => Err(Failure::error(
+            ErrorCode::Usage,
+            "a share of a GPU needs its memory",
+            "say how much: --gpu-memory 8Gi",
+        )),
         (GpuAmount::Percent(percent), Some(memory)) => {
             let bytes = quantity::whole(&Quantity(memory.to_owned())).map_err(|why| {
-                Failure::error(format!("--gpu-memory {memory:?}: {why}"), "write a quantity, such as 8Gi")
+                Failure::error(
+                    ErrorCode::Usage,
+                    format!("--gpu-memory {memory:?}: {why}"),
+                    "write a quantity, such as 8Gi",
+                )
             })?;
             let units = bytes.div_ceil(MEMORY_UNIT_BYTES).to_string();
             Ok(json!({"mayfly.dev/vcuda-core": percent.to_string(), "mayfly.dev/vcuda-memory": units}))
@@ -96,7 +103,7 @@ impl GpuJobPlan {
     pub(super) fn manifest(&self, artifacts: BTreeMap<String, ArtifactRef>) -> anyhow::Result<Value> {
         let artifacts = artifacts.into_iter().map(|(name, artifact)| (name, artifact.into())).collect();
         let inputs = Inputs { artifacts, ..Inputs::default() };
-        inputs.check().map_err(|why| Failure::error(why, "rename the source"))?;
+        inputs.check().map_err(|why| Failure::error(ErrorCode::Usage, why, "rename the source"))?;
         let mut metadata = match &self.name {
             Some(name) => json!({"name": name}),
             None => json!({"generateName": format!("{}-", label(&self.stem))}),

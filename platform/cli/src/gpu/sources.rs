@@ -11,7 +11,13 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use mayfly_api::{Digest, job_io::ArtifactRef};
 
-use crate::{artifact, failure::Failure, output, server::Server, upload};
+use crate::{
+    artifact,
+    failure::{ErrorCode, Failure},
+    output,
+    server::Server,
+    upload,
+};
 
 /// The files that are copied into the container.
 #[derive(Debug)]
@@ -39,18 +45,23 @@ pub(super) fn read(paths: &[PathBuf]) -> anyhow::Result<Sources> {
     let mut files = BTreeMap::new();
     for path in paths {
         let found = fs::metadata(path).map_err(|error| {
-            Failure::error(format!("cannot read {}: {error}", path.display()), "name a file, or one folder")
+            Failure::error(
+                ErrorCode::FileError,
+                format!("cannot read {}: {error}", path.display()),
+                "name a file, or one folder",
+            )
         })?;
         if found.is_dir() {
             let todo = "put all sources into one folder and name that";
             return Err(Failure::error(
+                ErrorCode::Usage,
                 format!("{} is a folder, but there are other sources", path.display()),
                 todo,
             ));
         }
         if let Some(other) = files.insert(name_of(path)?, path.clone()) {
             let both = format!("{} and {} have the same name", other.display(), path.display());
-            return Err(Failure::error(both, "put them into one folder and name that"));
+            return Err(Failure::error(ErrorCode::Usage, both, "put them into one folder and name that"));
         }
     }
     Ok(Sources::Files(files))
@@ -90,12 +101,20 @@ impl Sources {
         let command = match self {
             Self::Folder { path, .. } if path.join("Makefile").is_file() => "make run".to_owned(),
             Self::Folder { path, .. } => {
-                return Err(Failure::error(format!("{} has no Makefile", path.display()), todo));
+                return Err(Failure::error(
+                    ErrorCode::FileError,
+                    format!("{} has no Makefile", path.display()),
+                    todo,
+                ));
             }
             Self::Files(files) => {
                 let mut names = files.keys();
                 let (Some(name), None) = (names.next(), names.next()) else {
-                    return Err(Failure::error("it is not clear which of several files to run", todo));
+                    return Err(Failure::error(
+                        ErrorCode::Usage,
+                        "it is not clear which of several files to run",
+                        todo,
+                    ));
                 };
                 match name.rsplit_once('.').map(|(_, extension)| extension) {
                     Some("cu") => format!("nvcc -O2 -o /tmp/job {name} && exec /tmp/job"),
@@ -104,7 +123,7 @@ impl Sources {
                     _ if !self.executables().is_empty() => format!("exec ./{name}"),
                     _ => {
                         let what = format!("{name} is neither .cu, .py, .sh nor executable");
-                        return Err(Failure::error(what, todo));
+                        return Err(Failure::error(ErrorCode::Usage, what, todo));
                     }
                 }
             }

@@ -15,7 +15,10 @@ use clap::Args;
 use mayfly_api::duration::Span;
 
 use super::{process_tree, script::Script};
-use crate::{failure::Failure, format};
+use crate::{
+    failure::{ErrorCode, Failure},
+    format,
+};
 
 /// How often a running program is compared with its limits: a person waits for it, after a save.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -67,6 +70,7 @@ impl BuildLimits {
     pub(super) fn overdue(&self, script: &Script) -> anyhow::Error {
         let limit = format::seconds(self.time.unwrap_or_default().as_secs_f64());
         Failure::error(
+            ErrorCode::TimedOut,
             format!("{} was not loaded within {limit}, the limit of a build", script.file_name()),
             "the code at the top level of a module runs during the build: it may loop, or wait for something\n\
              --build-timeout or MAYFLY_BUILD_TIMEOUT raises the limit",

@@ -6,12 +6,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use mayfly_api::validation;
 use serde_json::{Map, Value, json};
 
 use super::script::Script;
 use super::sdk;
+use crate::failure::{ErrorCode, Failure};
 
 /// File names of the manifest, in order of preference.
 const MANIFESTS: [&str; 2] = ["function.yaml", "function.yml"];
@@ -42,14 +43,11 @@ impl Project {
     /// Reads the project at a path: a folder, or a script with or without its handler's name.
     pub(crate) fn load(path: &Path) -> Result<Project> {
         if let Some(script) = Script::parse(path) {
-            let file = script
-                .file
-                .canonicalize()
-                .with_context(|| format!("cannot open {}", script.file.display()))?;
+            let file = opened(&script.file)?;
             let stem = script.stem()?.to_owned();
             return Self::of_script(Script { file, ..script }, &stem);
         }
-        let dir = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
+        let dir = opened(path)?;
         if dir.join("Cargo.toml").is_file() {
             return Self::of_cargo(dir);
         }
@@ -57,11 +55,14 @@ impl Project {
             let folder = dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
             return Self::of_script(script, &folder);
         }
-        bail!(
-            "{} is not a project: it has no Cargo.toml, no handler.py and no handler.js or .ts. Name a project's folder or \
-             a script, or make one: mayfly new rust NAME, or python, js, ts",
-            dir.display()
-        )
+        Err(Failure::error(
+            ErrorCode::FileError,
+            format!(
+                "{} is not a project: it has no Cargo.toml, no handler.py and no handler.js or .ts",
+                dir.display()
+            ),
+            "name a project's folder or a script, or make one: mayfly new rust NAME, or python, js, ts",
+        ))
     }
 
     /// Whether a folder contains a function manifest beside its code.
@@ -78,7 +79,7 @@ impl Project {
     pub(crate) fn folder(path: &Path) -> Result<PathBuf> {
         let script = Script::parse(path);
         let path = script.as_ref().map_or(path, |script| &script.file);
-        let found = path.canonicalize().with_context(|| format!("cannot open {}", path.display()))?;
+        let found = opened(path)?;
         match script {
             Some(_) => found.parent().map(Path::to_owned).context("a file without a folder"),
             None => Ok(found),
@@ -92,10 +93,8 @@ impl Project {
             let name =
                 package.get("package").and_then(|package| package.get("name")).and_then(|n| n.as_str());
             let Some(name) = name else {
-                bail!(
-                    "{} has no package.name: it is a workspace; name the folder of a package",
-                    cargo.display()
-                )
+                let what = format!("{} has no package.name: it is a workspace", cargo.display());
+                return Err(Failure::error(ErrorCode::Usage, what, "name the folder of a package"));
             };
             Ok(name.to_owned())
         })
@@ -125,8 +124,10 @@ impl Project {
             }
         };
         let name = manifest["metadata"]["name"].as_str().unwrap_or_default().to_owned();
-        validation::function_name(&name)
-            .map_err(|rule| anyhow::anyhow!("{place}: the function's name {name:?} is not valid: {rule}"))?;
+        validation::function_name(&name).map_err(|rule| {
+            let what = format!("{place}: the function's name {name:?} is not valid: {rule}");
+            Failure::new(ErrorCode::InvalidFile, what, "set metadata.name in function.yaml")
+        })?;
         Ok(Project { dir, name, manifest, place, code })
     }
 
@@ -144,21 +145,34 @@ impl Project {
     }
 }
 
+/// The absolute path of a file or a folder that exists.
+fn opened(path: &Path) -> Result<PathBuf> {
+    path.canonicalize().map_err(|error| {
+        let what = format!("cannot open {}: {error}", path.display());
+        Failure::error(
+            ErrorCode::FileError,
+            what,
+            "name a project's folder or a script; mayfly new makes one",
+        )
+    })
+}
+
 fn read_manifest(file: &Path) -> Result<Value> {
     let place = file.display();
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {place}"))?;
-    let mut manifest: Value =
-        serde_saphyr::from_str(&text).with_context(|| format!("{place} is not one YAML document"))?;
+    let invalid = |what: String, todo| Failure::new(ErrorCode::InvalidFile, what, todo);
+    let mut manifest: Value = serde_saphyr::from_str(&text)
+        .map_err(|error| invalid(format!("{place} is not one YAML document: {error}"), "correct it"))?;
     if manifest["kind"] != "Function" || manifest["apiVersion"] != "mayfly.dev/v1" {
-        bail!("{place} must be a Function: apiVersion: mayfly.dev/v1, kind: Function");
+        let todo = "write apiVersion: mayfly.dev/v1 and kind: Function";
+        return Err(invalid(format!("{place} must be a Function"), todo).into());
     }
     if manifest["spec"].is_null() {
         manifest["spec"] = Value::Object(Map::new());
     }
     if !manifest["spec"]["source"].is_null() {
-        bail!(
-            "{place}: leave out spec.source, it is what gets built; to deploy something else use mayfly apply"
-        );
+        let todo = "leave it out; to deploy another component use mayfly apply";
+        return Err(invalid(format!("{place} has spec.source, but the build provides it"), todo).into());
     }
     Ok(manifest)
 }

@@ -6,10 +6,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use mayfly_api::validation;
 
 use super::{packages, sdk};
+use crate::failure::{ErrorCode, Failure};
 
 /// The template of a new project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,12 +131,18 @@ impl FromStr for ProjectTemplate {
 
 /// Writes a project into a folder that is empty or does not exist.
 pub(crate) fn new_project(template: ProjectTemplate, dir: &Path, name: &str) -> Result<()> {
-    validation::function_name(name)
-        .map_err(|rule| anyhow::anyhow!("{name:?} cannot be a function's name: {rule}"))?;
+    validation::function_name(name).map_err(|rule| {
+        Failure::new(
+            ErrorCode::Usage,
+            format!("{name:?} cannot be a function's name: {rule}"),
+            "choose another, such as hello-1; --dir names the directory",
+        )
+    })?;
     if let Ok(mut entries) = fs::read_dir(dir)
         && entries.next().is_some()
     {
-        bail!("{} exists and is not empty; nothing was written", dir.display());
+        let what = format!("{} exists and is not empty", dir.display());
+        return Err(Failure::error(ErrorCode::FileError, what, "nothing was written; name another --dir"));
     }
     let package = package_name(name);
     let write = |path: &str, text: &str| -> Result<()> {

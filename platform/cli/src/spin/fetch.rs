@@ -10,7 +10,7 @@ use mayfly_api::Digest;
 use url::Url;
 
 use crate::{
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     http_client::{self, HttpsClient},
 };
 
@@ -30,7 +30,11 @@ pub(crate) async fn component(url: &str, digest: &Digest) -> anyhow::Result<Byte
     let found = Digest::of(&content);
     if found != *digest {
         let todo = "the manifest's digest is of another file: check both before you change it";
-        return Err(Failure::error(format!("{url} has the digest {found}, not {digest}"), todo));
+        return Err(Failure::error(
+            ErrorCode::InvalidFile,
+            format!("{url} has the digest {found}, not {digest}"),
+            todo,
+        ));
     }
     Ok(content)
 }

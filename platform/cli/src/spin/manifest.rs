@@ -8,7 +8,7 @@ use mayfly_api::Digest;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use crate::failure::Failure;
+use crate::failure::{ErrorCode, Failure};
 
 /// An application.
 #[derive(Clone, Debug, PartialEq)]
@@ -178,7 +178,7 @@ pub(crate) fn parse(text: &str, place: &str) -> anyhow::Result<SpinApp> {
         _ => {
             let what = format!("{place} is not a Spin manifest of version 1 or 2");
             let todo = "write spin_manifest_version = 2 at its top; another project is named by its folder";
-            return Err(Failure::error(what, todo));
+            return Err(Failure::error(ErrorCode::InvalidFile, what, todo));
         }
     };
     let mut unsupported = Unsupported::default();
@@ -189,7 +189,7 @@ pub(crate) fn parse(text: &str, place: &str) -> anyhow::Result<SpinApp> {
     .with_context(|| place.to_owned())?;
     if !unsupported.0.is_empty() {
         let what = format!("{place} uses features that Mayfly does not support");
-        return Err(Failure::error(what, unsupported.0.join("\n")));
+        return Err(Failure::error(ErrorCode::Unsupported, what, unsupported.0.join("\n")));
     }
     Ok(app)
 }

@@ -13,7 +13,7 @@ use super::{
     outbound,
     variables::VariableValues,
 };
-use crate::failure::Failure;
+use crate::failure::{ErrorCode, Failure};
 
 /// The label on every object of an application; its value is the application's name.
 pub(crate) const LABEL_APPLICATION: &str = "mayfly.dev/spin-application";
@@ -57,7 +57,7 @@ pub(crate) fn function_name(app: &str, component: &str) -> anyhow::Result<String
     validation::function_name(&name).map_err(|why| {
         let what =
             format!("{name:?}, of an application and its component, cannot be a function's name: {why}");
-        Failure::error(what, "rename the application (--name) or the component")
+        Failure::error(ErrorCode::Usage, what, "rename the application (--name) or the component")
     })?;
     Ok(name)
 }
@@ -89,7 +89,11 @@ pub(crate) fn plan(
         functions.push(PlannedFunction { name, manifest });
     }
     if !refused.is_empty() {
-        return Err(Failure::error("functions cannot call these hosts", refused.join("\n")));
+        return Err(Failure::error(
+            ErrorCode::Unsupported,
+            "functions cannot call these hosts",
+            refused.join("\n"),
+        ));
     }
     let secret = (!secrets.is_empty()).then(|| {
         json!({"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": secrets,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::manifest::VariableDeclaration;
-use crate::failure::Failure;
+use crate::failure::{ErrorCode, Failure};
 
 /// The prefix of environment variables with values: `SPIN_VARIABLE_` and the name in upper case.
 const ENVIRONMENT_PREFIX: &str = "SPIN_VARIABLE_";
@@ -36,7 +36,11 @@ impl VariableValues {
                 [] => "the application has no [variables]".to_owned(),
                 known => format!("its variables are {}", known.join(", ")),
             };
-            return Err(Failure::error(format!("the application has no variable {name:?}"), todo));
+            return Err(Failure::error(
+                ErrorCode::Usage,
+                format!("the application has no variable {name:?}"),
+                todo,
+            ));
         }
         let mut values = BTreeMap::new();
         let mut missing = Vec::new();
@@ -54,7 +58,11 @@ impl VariableValues {
                 "give each a value: --variable {first}=VALUE, or the environment variable {ENVIRONMENT_PREFIX}{}",
                 first.to_ascii_uppercase()
             );
-            return Err(Failure::error(format!("variables without a value: {}", missing.join(", ")), todo));
+            return Err(Failure::error(
+                ErrorCode::Usage,
+                format!("variables without a value: {}", missing.join(", ")),
+                todo,
+            ));
         }
         let secrets = declared.iter().filter(|(_, declaration)| declaration.secret);
         Ok(Self { values, secrets: secrets.map(|(name, _)| name.clone()).collect() })

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::{
     Globals,
     data_dir::{DataDir, Endpoints, Origin},
-    failure::{Failure, NO_SERVER, code_of_status},
+    failure::{ErrorCode, Failure},
     find::parse_url,
     gateway::HttpClient,
 };
@@ -55,7 +55,7 @@ impl From<ApiRefusal> for anyhow::Error {
             "InvalidName" => "give another --name: letters, digits, - and _, 80 at most",
             _ => "",
         };
-        Failure::new(what, todo).code(name).into()
+        Failure::new(ErrorCode::Foreign(name), what, todo).into()
     }
 }
 
@@ -112,6 +112,7 @@ impl Client {
             Some(answer) if status.is_success() => Ok(Ok(answer)),
             Some(answer) if answer["__type"].is_string() => Ok(Err(refusal(&answer))),
             _ => Err(Failure::error(
+                ErrorCode::ServerError,
                 format!("{} answered {status}, which is not a response of the Step Functions API", self.url),
                 format!("the address is from {}; is it the workflows address?", self.origin),
             )),
@@ -132,11 +133,14 @@ impl Client {
         match (status.is_success(), answer["error"]["message"].as_str()) {
             (true, _) => Ok(answer),
             (false, Some(message)) => {
-                let code =
-                    answer["error"]["code"].as_str().unwrap_or_else(|| code_of_status(status.as_u16()));
-                Err(Failure::new(message.to_owned(), "").code(code.to_owned()).into())
+                let code = match answer["error"]["code"].as_str() {
+                    Some(code) => ErrorCode::Foreign(code.to_owned()),
+                    None => ErrorCode::of_status(status.as_u16()),
+                };
+                Err(Failure::new(code, message.to_owned(), "").into())
             }
             (false, None) => Err(Failure::error(
+                ErrorCode::ServerError,
                 format!("{}{path} answered {status}", self.url),
                 format!("the address is from {}; is it the workflows address?", self.origin),
             )),
@@ -247,7 +251,7 @@ impl Lookup {
             }
         }
         let todo = format!("looked at:\n  {}\nstart one with: mayfly up", looked.join("\n  "));
-        Err(Failure::new("no server with workflows was found", todo).code(NO_SERVER).into())
+        Err(Failure::new(ErrorCode::NoServer, "no server with workflows was found", todo).into())
     }
 }
 

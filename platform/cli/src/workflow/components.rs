@@ -7,7 +7,13 @@ use anyhow::Context as _;
 use mayfly_runtime::component::inspect;
 use serde_json::Value;
 
-use crate::{artifact, component, failure::Failure, session::Session};
+use crate::{
+    artifact,
+    bounded_read::{self, CONTENT_BYTES_MAX},
+    component,
+    failure::{ErrorCode, Failure},
+    session::Session,
+};
 
 /// The resource of tasks whose `Component` is uploaded.
 const JOB_RUN: &str = "arn:aws:states:::job:run";
@@ -37,14 +43,17 @@ fn check(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     if !path.is_file() {
         return Err(Failure::error(
+            ErrorCode::FileError,
             format!("the definition names the component {shown}, which does not exist"),
             "build it first: mayfly build",
         ));
     }
-    let content = std::fs::read(path).with_context(|| format!("cannot read {shown}"))?;
+    let content =
+        bounded_read::file(path, CONTENT_BYTES_MAX).with_context(|| format!("cannot read {shown}"))?;
     let content = component::of_content(content, path)?;
     let report = inspect(&content).map_err(|refused| {
         Failure::new(
+            ErrorCode::InvalidFile,
             format!("{shown} cannot run as a job: {refused}"),
             "mayfly build makes a component of a project",
         )
@@ -52,6 +61,7 @@ fn check(path: &Path) -> anyhow::Result<()> {
     match report.http() {
         None => Ok(()),
         Some(world) => Err(Failure::error(
+            ErrorCode::InvalidFile,
             format!("{shown} is a function ({world}), and job:run runs programs to their end"),
             "deploy it and call it with lambda:invoke, or build it as a program (mayfly new rust-job NAME)",
         )),

@@ -7,7 +7,10 @@ use mayfly_workflows_language::{tasks, value::Value};
 use serde::{Deserialize, de::IgnoredAny};
 
 use super::ordered::Ordered;
-use crate::{failure::Failure, format, yaml};
+use crate::{
+    failure::{ErrorCode, Failure},
+    format, yaml,
+};
 
 /// The largest file that is read. The API accepts definitions of 1 MiB; comments and YAML syntax need more space.
 const FILE_BYTES_MAX: u64 = 8 << 20;
@@ -23,13 +26,17 @@ pub(super) fn read(path: &Path) -> anyhow::Result<String> {
     }
     let unreadable = |error: std::io::Error| {
         let what = format!("cannot read {source}: {error}");
-        Failure::new(what, "name a file with a state machine in JSON or YAML, or - for stdin")
+        Failure::new(
+            ErrorCode::FileError,
+            what,
+            "name a file with a state machine in JSON or YAML, or - for stdin",
+        )
     };
     let file = std::fs::File::open(path).map_err(unreadable)?;
     let bytes = file.metadata().map_err(unreadable)?.len();
     if bytes > FILE_BYTES_MAX {
         let what = format!("{source} has {}, more than a definition may have", format::bytes(bytes));
-        return Err(Failure::error(what, "the largest definition is 1 MiB"));
+        return Err(Failure::error(ErrorCode::InvalidFile, what, "the largest definition is 1 MiB"));
     }
     file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
     compiled(to_json(&text, &source)?, &source)
@@ -42,12 +49,17 @@ fn compiled(json: String, source: &str) -> anyhow::Result<String> {
     }
     // Strict, since duplicate task names would silently lose a task.
     let document = Value::parse_strict(&json).map_err(|error| {
-        Failure::error(format!("{source} cannot be read: {error}"), "nothing was sent to the server")
+        Failure::error(
+            ErrorCode::InvalidFile,
+            format!("{source} cannot be read: {error}"),
+            "nothing was sent to the server",
+        )
     })?;
     let definition = tasks::compile(&document).map_err(|problems| {
         let problems: Vec<_> =
             problems.iter().map(|one| format!("  {}: {}", one.location, one.message)).collect();
         Failure::error(
+            ErrorCode::InvalidFile,
             format!("the tasks of {source} cannot be compiled:\n{}", problems.join("\n")),
             "nothing was sent to the server",
         )
@@ -59,6 +71,7 @@ fn compiled(json: String, source: &str) -> anyhow::Result<String> {
 pub(super) fn refuse_folder(path: &Path) -> anyhow::Result<()> {
     match path.as_os_str() != "-" && path.is_dir() {
         true => Err(Failure::error(
+            ErrorCode::FileError,
             format!("{} is a folder", path.display()),
             "name the file with the state machine in it",
         )),
@@ -84,13 +97,22 @@ fn to_json(text: &str, source: &str) -> anyhow::Result<String> {
     let nothing_sent = "nothing was sent to the server";
     let is_yaml = source.ends_with(".yaml") || source.ends_with(".yml");
     if !is_yaml && (source.ends_with(".json") || text.trim_start().starts_with('{')) {
-        return Err(Failure::error(format!("{source} is not JSON: {error}"), nothing_sent));
+        return Err(Failure::error(
+            ErrorCode::InvalidFile,
+            format!("{source} is not JSON: {error}"),
+            nothing_sent,
+        ));
     }
-    let value: Ordered = yaml::read(text)
-        .map_err(|why| Failure::new(format!("{source} cannot be read: {why}"), nothing_sent))?;
+    let value: Ordered = yaml::read(text).map_err(|why| {
+        Failure::new(ErrorCode::InvalidFile, format!("{source} cannot be read: {why}"), nothing_sent)
+    })?;
     if !matches!(value, Ordered::Object(_)) {
         let todo = "a state machine has StartAt and States";
-        return Err(Failure::error(format!("{source} contains no state machine"), todo));
+        return Err(Failure::error(
+            ErrorCode::InvalidFile,
+            format!("{source} contains no state machine"),
+            todo,
+        ));
     }
     let json = serde_json::to_string_pretty(&value)?;
     refuse_manifest(&json, source)?;
@@ -109,6 +131,7 @@ fn refuse_manifest(json: &str, source: &str) -> anyhow::Result<()> {
     let Ok(Manifest { kind, .. }) = serde_json::from_str(json) else { return Ok(()) };
     let file = if source == "stdin" { "-" } else { source };
     Err(Failure::error(
+        ErrorCode::InvalidFile,
         format!("{source} is a manifest of kind {kind}, not a state machine"),
         format!("apply it: mayfly apply -f {file}"),
     ))

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{client::Client, components, definition, reference::Workflow, result};
 use crate::{
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     output,
     server::{is_not_found, segment},
     session::Session,
@@ -68,6 +68,7 @@ pub(super) async fn run(args: WorkflowDeployArgs, client: &Client, session: &Ses
         (Some(asked), Some(is)) if asked != is => {
             let name = workflow.name();
             return Err(Failure::error(
+                ErrorCode::Conflict,
                 format!("workflow {name} is {is}, and a workflow's type cannot change"),
                 format!("delete it first (mayfly workflow delete {name}), or give another --name"),
             ));
@@ -108,10 +109,11 @@ fn named(args: &WorkflowDeployArgs, namespace: &str) -> anyhow::Result<Workflow>
     let (workflow, is_given) = match &args.name {
         Some(name) => (name.clone(), true),
         None => {
-            let name = definition::name_of_file(&args.file)
-                .ok_or_else(|| Failure::new("stdin has no name", "give the workflow one with --name"))?;
+            let name = definition::name_of_file(&args.file).ok_or_else(|| {
+                Failure::new(ErrorCode::Usage, "stdin has no name", "give the workflow one with --name")
+            })?;
             let parsed = Workflow::parse(&name);
-            (parsed.map_err(|why| Failure::new(why, "give it a name with --name"))?, false)
+            (parsed.map_err(|why| Failure::new(ErrorCode::Usage, why, "give it a name with --name"))?, false)
         }
     };
     let workflow = workflow.within(namespace);
@@ -120,6 +122,7 @@ fn named(args: &WorkflowDeployArgs, namespace: &str) -> anyhow::Result<Workflow>
     match object.map(dns_label) {
         // With this name its object would be in `default`.
         Some(Err(why)) => Err(Failure::error(
+            ErrorCode::Usage,
             format!(
                 "workflow {} cannot be an object in namespace {namespace}: its name {why}",
                 workflow.name()
@@ -127,6 +130,7 @@ fn named(args: &WorkflowDeployArgs, namespace: &str) -> anyhow::Result<Workflow>
             "give it another --name",
         )),
         None if is_elsewhere => Err(Failure::error(
+            ErrorCode::Usage,
             format!("{} is not a name in namespace {namespace}: it has a dot", workflow.name()),
             "give it another --name; a name with a dot contains its namespace",
         )),
@@ -140,6 +144,7 @@ async fn namespace_is_there(namespace: &str, session: &Session) -> anyhow::Resul
     let Ok(server) = session.server().await else { return Ok(()) };
     match server.get(&format!("/api/v1/namespaces/{}", segment(namespace))).await {
         Err(error) if is_not_found(&error) => Err(Failure::error(
+            ErrorCode::NotFound,
             format!("there is no namespace {namespace}"),
             format!("make it: kubectl create namespace {namespace}"),
         )),
@@ -171,7 +176,7 @@ async fn check(client: &Client, definition: &str, kind: &str, source: &str) -> a
     }
     let errors = diagnostics.iter().filter(|diagnostic| diagnostic["severity"] != "WARNING").count();
     let problems = if errors == 1 { "an error".to_owned() } else { format!("{errors} errors") };
-    Err(Failure::error(format!("{source} has {problems}"), "nothing was deployed"))
+    Err(Failure::error(ErrorCode::InvalidFile, format!("{source} has {problems}"), "nothing was deployed"))
 }
 
 /// The transitions to missing states, in the API's form.

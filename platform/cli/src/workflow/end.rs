@@ -7,7 +7,10 @@ use super::{
     client::Client,
     reference::{Execution, Workflow, short},
 };
-use crate::{failure::Failure, output};
+use crate::{
+    failure::{ErrorCode, Failure},
+    output,
+};
 
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
@@ -30,7 +33,11 @@ pub(super) async fn stop(args: StopArgs, client: &Client) -> anyhow::Result<()> 
     let status = execution["status"].as_str().unwrap_or("");
     if status != "RUNNING" && status != "PENDING_REDRIVE" {
         let what = format!("execution {} has ended: it is {status}", short(&arn));
-        return Err(Failure::error(what, format!("see how: mayfly workflow describe {}", short(&arn))));
+        return Err(Failure::error(
+            ErrorCode::Conflict,
+            what,
+            format!("see how: mayfly workflow describe {}", short(&arn)),
+        ));
     }
     let mut params = json!({"executionArn": arn});
     for (field, text) in [("error", args.error), ("cause", args.cause)] {

@@ -8,7 +8,7 @@ use mayfly_api::{
 use serde_json::json;
 
 use super::client::Client;
-use crate::failure::Failure;
+use crate::failure::{ErrorCode, Failure};
 
 /// A workflow: its name, or its ARN.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +102,7 @@ impl Workflow {
     /// The error that there is no such workflow.
     pub(super) fn missing(&self) -> anyhow::Error {
         Failure::error(
+            ErrorCode::NotFound,
             format!("there is no workflow {}", self.name()),
             "see what there is: mayfly workflow list",
         )
@@ -147,6 +148,7 @@ impl Execution {
             }
             Err(refused) if refused.name == "StateMachineTypeNotSupported" => {
                 return Err(Failure::error(
+                    ErrorCode::Usage,
                     format!("{} is an express workflow, whose executions are not stored", workflow.name()),
                     "mayfly workflow start shows their result",
                 ));
@@ -156,6 +158,7 @@ impl Execution {
         match answer["executions"][0]["executionArn"].as_str() {
             Some(arn) => Ok(arn.to_owned()),
             None => Err(Failure::error(
+                ErrorCode::NotFound,
                 format!("workflow {} has no executions", workflow.name()),
                 format!("start it: mayfly workflow start {} -d JSON", workflow.name()),
             )),

@@ -12,7 +12,7 @@ use super::{
     result,
 };
 use crate::{
-    failure::Failure,
+    failure::{ErrorCode, Failure},
     invoke,
     output::{self, OutputFormat},
     session::Session,
@@ -109,7 +109,11 @@ fn input(data: Option<&str>) -> anyhow::Result<String> {
         },
         Err(error) => error.to_string(),
     };
-    Err(Failure::error(format!("the input is not JSON: {why}"), "quote it, as in -d '{\"name\":\"Ada\"}'"))
+    Err(Failure::error(
+        ErrorCode::Usage,
+        format!("the input is not JSON: {why}"),
+        "quote it, as in -d '{\"name\":\"Ada\"}'",
+    ))
 }
 
 #[cfg(test)]

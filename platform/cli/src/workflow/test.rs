@@ -27,7 +27,7 @@ use self::{
 };
 use super::ordered::Ordered;
 use crate::{
-    failure::{self, Failure},
+    failure::{self, ErrorCode, Failure},
     invoke,
     output::{self, OutputFormat},
     session::Session,
@@ -160,6 +160,7 @@ async fn once(path: &Path, args: &TestArgs, session: &Session) -> anyhow::Result
     for (state, text) in &args.mock {
         let result: Ordered = serde_json::from_str(text).map_err(|error| {
             Failure::new(
+                ErrorCode::Usage,
                 format!("the mock of {state} is not JSON: {error}"),
                 format!("quote it: --mock '{state}={{\"ok\":true}}'"),
             )
@@ -185,7 +186,11 @@ async fn once(path: &Path, args: &TestArgs, session: &Session) -> anyhow::Result
     let input = match args.input.as_deref() {
         None => Ordered::Object(Vec::new()),
         Some(data) => serde_json::from_slice(&invoke::data(data)?).map_err(|error| {
-            Failure::new(format!("the input is not JSON: {error}"), "quote it, as in -d '{\"name\":\"Ada\"}'")
+            Failure::new(
+                ErrorCode::Usage,
+                format!("the input is not JSON: {error}"),
+                "quote it, as in -d '{\"name\":\"Ada\"}'",
+            )
         })?,
     };
     let file = file::TestFile { mocks, ..file::TestFile::default() };
@@ -211,6 +216,7 @@ fn find(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     for path in paths {
         let about = std::fs::metadata(path).map_err(|error| {
             Failure::new(
+                ErrorCode::FileError,
                 format!("cannot read {}: {error}", path.display()),
                 "name test files, or a folder with some",
             )
@@ -225,6 +231,7 @@ fn find(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     found.dedup();
     if found.is_empty() {
         return Err(Failure::error(
+            ErrorCode::FileError,
             "there are no test files here",
             "a test file is called order.test.yaml and lies beside order.yaml (see mayfly workflow test --help)",
         ));
@@ -234,7 +241,11 @@ fn find(paths: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
 
 fn gather(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     let unreadable = |error: std::io::Error| {
-        Failure::new(format!("cannot read {}: {error}", folder.display()), "name the test files themselves")
+        Failure::new(
+            ErrorCode::FileError,
+            format!("cannot read {}: {error}", folder.display()),
+            "name the test files themselves",
+        )
     };
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use clap::Args;
-use mayfly_cli::failure::Failure;
+use mayfly_cli::failure::{ErrorCode, Failure};
 use mayfly_flex_bridge::{BridgeConfig, csi_name};
 use tokio_util::sync::CancellationToken;
 
@@ -61,6 +61,7 @@ impl FlexBridgeArgs {
         let program = std::path::absolute(self.driver)?;
         let name = self.name.or_else(|| csi_name(&program)).ok_or_else(|| {
             Failure::error(
+                ErrorCode::Usage,
                 format!("no name follows from the path of the driver {}", program.display()),
                 "give one: --name disk.example.com",
             )

@@ -120,3 +120,32 @@ async fn commands_without_a_server_need_none() {
     let error = finish(command, b"").await.failed();
     assert!(error.contains("no Mayfly server was found"), "images are on a node: {error}");
 }
+
+#[tokio::test]
+async fn each_class_of_failure_has_its_code_for_programs() {
+    let fake = Fake::start(version).await;
+    fake.file("half.yaml", "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: [x\n");
+    fake.file("noise.wasm", "no component");
+    std::fs::create_dir(fake.path("full")).unwrap();
+    fake.file("full/README", "");
+    for (line, code) in [
+        (&["new", "rust", "Bad.Name"][..], "usage"),
+        (&["new", "rust", "full"], "file_error"),
+        (&["build", "nothing.py"], "file_error"),
+        (&["deploy", "nothing.py"], "file_error"),
+        (&["deploy", "full"], "file_error"),
+        (&["deploy", "noise.wasm"], "invalid_file"),
+        (&["apply", "-f", "half.yaml"], "invalid_file"),
+        (&["apply", "-f", "/dev/zero"], "invalid_file"),
+        (&["apply", "-f", "nothing.yaml"], "file_error"),
+        (&["invoke", "hello", "-d", "{"], "usage"),
+        (&["get", "nonsense"], "not_found"),
+        (&["node"], "unsupported"),
+    ] {
+        let line: Vec<_> = ["-o", "json"].iter().chain(line).copied().collect();
+        let stderr = fake.run(&line).await.failed();
+        let last = stderr.lines().last().unwrap_or_default();
+        let error: serde_json::Value = serde_json::from_str(last).unwrap_or_default();
+        assert_eq!(error["error"]["code"], code, "{line:?}: {stderr}");
+    }
+}

@@ -411,6 +411,6 @@ async fn a_part_of_what_is_too_large_is_not_applied() {
     let mut manifests = b"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n---\n".to_vec();
     manifests.resize((32 << 20) + 1, b'#');
     let error = fake.run_with(&["apply", "-f", "-"], &manifests).await.failed();
-    assert!(error.contains("stdin has 32 MiB, more than a manifest may have"), "{error}");
+    assert!(error.contains("cannot read stdin: it has more than 32 MiB"), "{error}");
     assert!(fake.lines().iter().all(|line| line.starts_with("GET ")), "{:?}", fake.lines());
 }

@@ -14,7 +14,10 @@ use serde_json::Value;
 
 use super::super::ordered::Ordered;
 use super::subject::Subject;
-use crate::{failure::Failure, yaml};
+use crate::{
+    failure::{ErrorCode, Failure},
+    yaml,
+};
 
 /// The suffixes of test files.
 pub(super) const ENDINGS: [&str; 3] = [".test.yaml", ".test.yml", ".test.json"];
@@ -240,14 +243,18 @@ impl Expect {
     pub(super) fn check_names(&self, subject: &Subject, case: &str) -> anyhow::Result<()> {
         if let Some(status) = self.status.as_deref().filter(|status| !STATUSES.contains(status)) {
             let todo = format!("a status is one of {}", STATUSES.join(", "));
-            return Err(Failure::error(format!("case {case:?} expects the status {status}"), todo));
+            return Err(Failure::error(
+                ErrorCode::InvalidFile,
+                format!("case {case:?} expects the status {status}"),
+                todo,
+            ));
         }
         let path = self.path.iter().flatten();
         for name in path.chain(self.retries.keys()).chain(self.calls.keys()).chain(self.arguments.keys()) {
             if !subject.has_state(name) {
                 let what =
                     format!("case {case:?} has an expectation about {name}, but there is no such state");
-                return Err(Failure::error(what, subject.nearest(name)));
+                return Err(Failure::error(ErrorCode::InvalidFile, what, subject.nearest(name)));
             }
         }
         Ok(())
@@ -257,11 +264,13 @@ impl Expect {
 /// Reads a test file.
 pub(super) fn read(path: &Path) -> anyhow::Result<TestFile> {
     let source = path.display();
-    let unreadable =
-        |error: std::io::Error| Failure::new(format!("cannot read {source}: {error}"), "name a test file");
+    let unreadable = |error: std::io::Error| {
+        Failure::new(ErrorCode::FileError, format!("cannot read {source}: {error}"), "name a test file")
+    };
     let bytes = std::fs::metadata(path).map_err(unreadable)?.len();
     if bytes > FILE_BYTES_MAX {
         return Err(Failure::error(
+            ErrorCode::InvalidFile,
             format!("{source} has {bytes} bytes"),
             "split it: a test file may have 8 MiB",
         ));
@@ -269,7 +278,8 @@ pub(super) fn read(path: &Path) -> anyhow::Result<TestFile> {
     let text = std::fs::read_to_string(path).map_err(unreadable)?;
     let todo = "see mayfly workflow test --help for the form of a test file";
     let told = |why: String| {
-        mistaken(&text, &source.to_string()).unwrap_or_else(|| Failure::new(format!("{source}: {why}"), todo))
+        mistaken(&text, &source.to_string())
+            .unwrap_or_else(|| Failure::new(ErrorCode::InvalidFile, format!("{source}: {why}"), todo))
     };
     let file: TestFile = if path.extension().is_some_and(|ending| ending == "json") {
         serde_json::from_str(&text).map_err(|error| told(error.to_string()))?
@@ -277,7 +287,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<TestFile> {
         yaml::read(&text).map_err(told)?
     };
     if file.cases.is_empty() {
-        return Err(Failure::error(format!("{source} has no cases"), todo));
+        return Err(Failure::error(ErrorCode::InvalidFile, format!("{source} has no cases"), todo));
     }
     Ok(file)
 }
@@ -288,10 +298,15 @@ fn mistaken(text: &str, source: &str) -> Option<Failure> {
     let is_there = |name: &str| written.get(name).is_some();
     if is_there("apiVersion") && is_there("kind") {
         let todo = format!("apply it: mayfly apply -f {source}");
-        return Some(Failure::new(format!("{source} is a manifest, not a test file"), todo));
+        return Some(Failure::new(
+            ErrorCode::InvalidFile,
+            format!("{source} is a manifest, not a test file"),
+            todo,
+        ));
     }
     is_there("StartAt").then(|| {
         Failure::new(
+            ErrorCode::InvalidFile,
             format!("{source} is a definition, not a test file"),
             format!("run it once: mayfly workflow test --definition {source}"),
         )
@@ -309,6 +324,7 @@ pub(super) fn definition_of(path: &Path, file: &TestFile) -> anyhow::Result<Path
     let beside = DEFINITION_ENDINGS.iter().map(|ending| folder.join(format!("{stem}{ending}")));
     beside.into_iter().find(|candidate| candidate.is_file()).ok_or_else(|| {
         Failure::error(
+            ErrorCode::InvalidFile,
             format!(
                 "{} names no definition, and there is no {stem}.yaml or {stem}.json beside it",
                 path.display()

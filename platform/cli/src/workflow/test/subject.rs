@@ -13,7 +13,7 @@ use mayfly_workflows_language::{parse, validate};
 
 use super::super::{definition as text, reference::Workflow};
 use super::file::Mocks;
-use crate::failure::Failure;
+use crate::failure::{ErrorCode, Failure};
 
 /// The longest duration of an express execution on AWS, in seconds.
 const EXPRESS_SECONDS_MAX: u64 = 300;
@@ -47,7 +47,11 @@ impl Subject {
                     None => one.message.clone(),
                 })
                 .collect();
-            Failure::new(format!("{source} is not a valid state machine"), problems.join("\n"))
+            Failure::new(
+                ErrorCode::InvalidFile,
+                format!("{source} is not a valid state machine"),
+                problems.join("\n"),
+            )
         })?;
         if machine_type == StateMachineType::Express {
             let given = compiled.timeout_seconds.unwrap_or(u64::MAX);
@@ -112,14 +116,18 @@ impl Subject {
                     }
                     None => format!("{place}: there is no state and no resource {name}"),
                 };
-                return Err(Failure::error(what, self.nearest(name)));
+                return Err(Failure::error(ErrorCode::InvalidFile, what, self.nearest(name)));
             }
             let enveloped = |(_, task): (&str, &definition::TaskState)| {
                 matches!(task.resource, definition::Resource::LambdaInvoke(_))
             };
             if mock.answers.iter().any(|answer| answer.payload.is_some()) && !named.all(enveloped) {
                 let what = format!("{place}: {name} has a payload, and its resource is not lambda:invoke");
-                return Err(Failure::error(what, "write result instead: what the service answers"));
+                return Err(Failure::error(
+                    ErrorCode::InvalidFile,
+                    what,
+                    "write result instead: what the service answers",
+                ));
             }
         }
         Ok(())
