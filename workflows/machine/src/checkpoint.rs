@@ -2,6 +2,7 @@
 //!
 //! Values are stored as text, because other representations lose the spelling of numbers.
 
+use super::event::TaskEnd;
 use super::ids::{EffectId, MapRunId, ThreadId, TimerId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -40,6 +41,8 @@ struct State {
     effects: BTreeMap<EffectId, ThreadId>,
     runs: BTreeMap<MapRunId, MapRunState>,
     ready: VecDeque<ThreadId>,
+    #[serde(default)]
+    reported: VecDeque<(EffectId, TaskEnd)>,
     redrive_count: u32,
     redrive_ms: Option<i64>,
     #[serde(default)]
@@ -76,6 +79,7 @@ impl Machine {
             effects: state.effects,
             runs: state.runs,
             ready: state.ready,
+            reported: state.reported,
             redrive_count: state.redrive_count,
             redrive_ms: state.redrive_ms,
             redrive_tokens: state.redrive_tokens,

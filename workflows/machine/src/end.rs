@@ -77,6 +77,7 @@ impl Turn<'_> {
         }
         self.m.threads.clear();
         self.m.ready.clear();
+        self.m.reported.clear();
         self.queue.clear();
         self.m.outcome = Some(outcome);
         self.out.actions.push(Action::End);

@@ -81,6 +81,15 @@ pub enum Event {
         /// The error's cause.
         cause: Option<String>,
     },
+    /// The end of a task was reported from outside. The task has ended, but its result is evaluated with the next
+    /// [`Event::Continue`], so that the report is durable before an evaluation that may take long.
+    #[serde(rename = "reported")]
+    Reported {
+        /// The effect.
+        n: EffectId,
+        /// The reported end.
+        end: TaskEnd,
+    },
     /// A child of a map run ended.
     #[serde(rename = "child")]
     Child {
@@ -126,16 +135,56 @@ pub enum Event {
         /// The client's token of the request, which makes it idempotent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         token: Option<String>,
+        /// Whether the states are entered with the next [`Event::Continue`], so that the redrive is durable before
+        /// an evaluation that may take long.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        deferred: bool,
     },
 }
 
+/// The end of a task that a token's holder or a worker reported.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum TaskEnd {
+    /// A result.
+    #[serde(rename = "ok")]
+    Succeeded {
+        /// The result, as JSON text.
+        output: Payload,
+    },
+    /// An error.
+    #[serde(rename = "failed")]
+    Failed {
+        /// The error's name.
+        error: Option<String>,
+        /// The error's cause.
+        cause: Option<String>,
+    },
+}
+
+impl TaskEnd {
+    /// The event for the end of this effect: evaluated with a later event if `deferred`.
+    pub fn event(self, n: EffectId, deferred: bool) -> Event {
+        match self {
+            end if deferred => Event::Reported { n, end },
+            Self::Succeeded { output } => Event::Succeeded { n, output },
+            Self::Failed { error, cause } => Event::Failed { n, error, cause },
+        }
+    }
+}
+
 impl Event {
+    /// Whether the application of this event evaluates no expression.
+    pub fn is_prompt(&self) -> bool {
+        matches!(self, Self::Stop { .. } | Self::Reported { .. } | Self::Redrive { deferred: true, .. })
+    }
+
     /// The payload of the event, if it has one, which may be stored as a part.
     pub fn payload_mut(&mut self) -> Option<&mut Payload> {
         match self {
             Event::Submitted { output, .. }
             | Event::Succeeded { output, .. }
-            | Event::Answered { output, .. } => Some(output),
+            | Event::Answered { output, .. }
+            | Event::Reported { end: TaskEnd::Succeeded { output }, .. } => Some(output),
             Event::Child { output, .. } => output.as_mut(),
             _ => None,
         }

@@ -1,5 +1,6 @@
 //! The state of one execution.
 
+use super::event::TaskEnd;
 use super::ids::{EffectId, MapRunId, ThreadId, TimerId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -116,6 +117,8 @@ pub struct Machine {
     pub(super) effects: BTreeMap<EffectId, ThreadId>,
     pub(super) runs: BTreeMap<MapRunId, MapRunState>,
     pub(super) ready: VecDeque<ThreadId>,
+    /// Reported ends of tasks that the next [`super::Event::Continue`] evaluates.
+    pub(super) reported: VecDeque<(EffectId, TaskEnd)>,
     pub(super) redrive_count: u32,
     pub(super) redrive_ms: Option<i64>,
     /// The tokens and times of the last redrives, oldest first.
@@ -346,6 +349,7 @@ impl Machine {
             effects: BTreeMap::new(),
             runs: BTreeMap::new(),
             ready: VecDeque::new(),
+            reported: VecDeque::new(),
             redrive_count: 0,
             redrive_ms: None,
             redrive_tokens: VecDeque::new(),
@@ -380,7 +384,12 @@ impl Machine {
 
     /// Whether a state still waits for this effect.
     pub fn waits_for(&self, effect: EffectId) -> bool {
-        self.effects.contains_key(&effect)
+        self.effects.contains_key(&effect) && !self.is_reported(effect)
+    }
+
+    /// Whether the effect's end was reported and is not evaluated yet.
+    pub(super) fn is_reported(&self, effect: EffectId) -> bool {
+        self.reported.iter().any(|(reported, _)| *reported == effect)
     }
 
     /// The state that waits for this effect, and the number of its retries in this visit.
@@ -406,7 +415,10 @@ impl Machine {
             Some(Phase::Task(task)) => task.waits_outside(),
             Some(Phase::Entered | Phase::Run(_)) | None => false,
         };
-        self.outcome.is_none() && self.ready.is_empty() && self.threads.values().all(waits)
+        self.outcome.is_none()
+            && self.ready.is_empty()
+            && self.reported.is_empty()
+            && self.threads.values().all(waits)
     }
 
     /// The due time of its next timer.
@@ -435,7 +447,7 @@ impl Machine {
         }
         for thread in self.threads.values() {
             match thread.active.as_ref().map(|active| &active.phase) {
-                Some(Phase::Task(task)) if !task.taken => {
+                Some(Phase::Task(task)) if !task.taken && !self.is_reported(task.effect) => {
                     actions.push(Action::Effect { n: task.effect, call: task.call.clone() });
                 }
                 Some(Phase::Run(run)) => {
@@ -452,7 +464,7 @@ impl Machine {
                 actions.extend(run.children_under_way(*number));
             }
         }
-        if !self.ready.is_empty() {
+        if !self.ready.is_empty() || !self.reported.is_empty() {
             actions.push(Action::Continue);
         }
         actions

@@ -12,6 +12,7 @@ use mayfly_workflows_language::value::Value;
 use super::call::{Action, Call, TaskCall};
 use super::envelope;
 use super::error_source::ErrorSource;
+use super::event::TaskEnd;
 use super::failure::RaisedError;
 use super::quantity;
 use super::stages::Unobserved;
@@ -313,6 +314,19 @@ impl Turn<'_> {
         self.handle_error(number, state, ErrorSource::Failed(failure));
     }
 
+    /// Ends the task's effect and time limits, and keeps its reported end for the next turn.
+    pub(super) fn task_reported(&mut self, effect: EffectId, end: TaskEnd) {
+        let Some((number, _)) = self.task_of(effect) else { return };
+        let Some(Phase::Task(task)) = self.active(number).map(|active| &active.phase) else { return };
+        let timers = [task.timeout, task.heartbeat.map(|(timer, _)| timer)];
+        timers.into_iter().flatten().for_each(|timer| self.clear_timer(timer));
+        // Otherwise an earlier event has requested the turn.
+        if self.m.ready.is_empty() && self.m.reported.is_empty() {
+            self.out.actions.push(Action::Continue);
+        }
+        self.m.reported.push_back((effect, end));
+    }
+
     pub(super) fn task_timed_out(&mut self, number: ThreadId, failure: RaisedError) {
         let definition = self.m.definition.clone();
         let Some(active) = self.active(number) else { return };
@@ -352,6 +366,9 @@ impl Turn<'_> {
 
     /// The thread that waits for an effect, and the state it is in.
     fn task_of(&self, effect: EffectId) -> Option<(ThreadId, StateId)> {
+        if self.m.is_reported(effect) {
+            return None;
+        }
         let number = *self.m.effects.get(&effect)?;
         Some((number, self.active(number)?.state))
     }

@@ -104,11 +104,23 @@ impl Turn<'_> {
             } => {
                 self.update_run(run, max_concurrency, tolerated_failure_count, tolerated_failure_percentage);
             }
-            Event::Continue => self.queue.append(&mut self.m.ready),
+            Event::Reported { n, end } => self.task_reported(n, end),
+            Event::Continue => {
+                while let Some((n, end)) = self.m.reported.pop_front() {
+                    self.take(end.event(n, false));
+                }
+                self.queue.append(&mut self.m.ready);
+            }
             Event::Stop { error, cause } => {
                 self.abort(RaisedError::of(error.map(Into::into), cause.map(Into::into)));
             }
-            Event::Redrive { token } => self.redrive(token),
+            Event::Redrive { token, deferred } => {
+                self.redrive(token);
+                if deferred {
+                    self.m.ready.append(&mut self.queue);
+                    self.out.actions.push(Action::Continue);
+                }
+            }
         }
     }
 

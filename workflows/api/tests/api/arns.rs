@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::world::World;
+use crate::world::StepFunctionsRouter;
 use crate::{PREFIX, pass};
 
 /// The operation, the parameter that is the ARN, the resource that it names, the other required parameters.
@@ -58,7 +58,7 @@ fn params(member: &str, arn: &str, more: &Value) -> Value {
 
 #[tokio::test]
 async fn what_cannot_be_an_arn_of_its_kind_is_invalid() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     for (operation, member, resource, more) in operations() {
         let other = if resource.starts_with("mapRun") { "execution:m:e" } else { "mapRun:m/l:u" };
         let of_other = format!("{PREFIX}:{other}");
@@ -87,7 +87,7 @@ async fn what_cannot_be_an_arn_of_its_kind_is_invalid() {
 
 #[tokio::test]
 async fn what_names_nothing_does_not_exist() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let missing = "ResourceNotFound: Request references a resource that does not exist.";
     for (operation, member, resource, more) in operations() {
         let arn = format!("{PREFIX}:{resource}");

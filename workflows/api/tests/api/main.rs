@@ -11,7 +11,7 @@ mod world;
 
 use serde_json::{Value, json};
 
-use world::World;
+use world::StepFunctionsRouter;
 
 const ROLE: &str = "arn:aws:iam::000000000000:role/r";
 const PREFIX: &str = "arn:aws:states:us-east-1:000000000000";
@@ -22,7 +22,7 @@ fn pass() -> String {
 
 #[tokio::test]
 async fn the_protocol_answers_as_aws_does() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let coral = "com.amazon.coral.service#";
     let cases = [
         (None, "{}", 400, format!("{coral}UnknownOperationException")),
@@ -55,7 +55,7 @@ async fn the_protocol_answers_as_aws_does() {
 
 #[tokio::test]
 async fn an_answer_waits_for_the_end_if_asked_to() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let machine = async |name: &str, kind: &str, seconds: u32| {
         let states = json!({"W": {"Type": "Wait", "Seconds": seconds, "End": true}});
         let definition = json!({"StartAt": "W", "States": states}).to_string();
@@ -101,7 +101,7 @@ async fn an_answer_waits_for_the_end_if_asked_to() {
 
 #[tokio::test]
 async fn region_and_account_come_from_the_signature() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let made = world.signed("CreateActivity", &json!({"name": "a"}), "123456789012", "eu-west-1").await;
     assert_eq!(made["activityArn"], "arn:aws:states:eu-west-1:123456789012:activity:a");
     let there = world.signed("ListActivities", &json!({}), "123456789012", "eu-west-1").await;
@@ -112,7 +112,7 @@ async fn region_and_account_come_from_the_signature() {
 /// Machines of one name may exist in several regions, and so may their executions.
 #[tokio::test]
 async fn an_execution_has_the_region_and_the_account_of_its_machine() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let items = json!({"StartAt": "P", "States": {"P": {"Type": "Pass", "End": true}},
         "ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"}});
     let map = json!({"Type": "Map", "Label": "l", "ItemProcessor": items, "End": true});
@@ -144,7 +144,7 @@ async fn an_execution_has_the_region_and_the_account_of_its_machine() {
 
 #[tokio::test]
 async fn what_is_refused_says_why() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let arn = format!("{PREFIX}:stateMachine:m");
     world
         .call(
@@ -269,7 +269,7 @@ async fn what_is_refused_says_why() {
 
 #[tokio::test]
 async fn a_machine_is_described_with_what_it_was_made_of() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let logs = json!([{"cloudWatchLogsLogGroup": {"logGroupArn": "arn:aws:logs:us-east-1:0:log-group:g:*"}}]);
     let made = json!({
         "name": "m", "definition": pass(), "roleArn": ROLE, "type": "EXPRESS",
@@ -297,7 +297,7 @@ async fn a_machine_is_described_with_what_it_was_made_of() {
 
 #[tokio::test]
 async fn pages_of_versions_are_newest_first() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let arn = format!("{PREFIX}:stateMachine:m");
     world
         .call(
@@ -333,7 +333,7 @@ async fn pages_of_versions_are_newest_first() {
 
 #[tokio::test]
 async fn states_are_tested_alone() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let lambda = |more: Value| {
         let mut task = json!({"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke", "End": true});
         task["Parameters"] = json!({"FunctionName": "f"});

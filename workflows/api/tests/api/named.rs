@@ -3,11 +3,11 @@
 
 use serde_json::{Value, json};
 
-use crate::world::World;
+use crate::world::StepFunctionsRouter;
 use crate::{PREFIX, ROLE, pass};
 
 /// The machine `m` with its version 1 and the alias `prod` of it.
-async fn published(world: &World) -> String {
+async fn published(world: &StepFunctionsRouter) -> String {
     let machine = json!({"name": "m", "definition": pass(), "roleArn": ROLE, "publish": true});
     let made = world.call("CreateStateMachine", machine).await;
     let route = json!([{"stateMachineVersionArn": made["stateMachineVersionArn"], "weight": 100}]);
@@ -17,7 +17,7 @@ async fn published(world: &World) -> String {
 
 #[tokio::test]
 async fn an_executions_first_event_names_what_was_started() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let arn = published(&world).await;
     let (version, alias) = (format!("{arn}:1"), format!("{arn}:prod"));
     let cases = [
@@ -37,7 +37,7 @@ async fn an_executions_first_event_names_what_was_started() {
 
 #[tokio::test]
 async fn metadata_alone_has_an_empty_object_for_a_definition() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let arn = published(&world).await;
     let begun = world.call("StartExecution", json!({"stateMachineArn": arn})).await;
     let asked = [
@@ -53,7 +53,7 @@ async fn metadata_alone_has_an_empty_object_for_a_definition() {
 
 #[tokio::test]
 async fn what_an_arn_names_decides_what_can_be_done_with_it() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let arn = published(&world).await;
     let of_map = format!("{arn}/label");
     let refused_map = format!(
@@ -110,7 +110,7 @@ async fn what_an_arn_names_decides_what_can_be_done_with_it() {
 
 #[tokio::test]
 async fn a_map_runs_children_are_listed_by_its_arn() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let items = json!({"Type": "Pass", "Result": [1, 2], "Next": "M"});
     let map = json!({"Type": "Map", "End": true, "ItemProcessor": {
         "ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::world::World;
+use crate::world::StepFunctionsRouter;
 use crate::{PREFIX, ROLE};
 
 /// A machine of one state that ends.
@@ -21,7 +21,7 @@ fn each(more: Value) -> Value {
 }
 
 /// Error and cause of an express execution, without what every cause begins with.
-async fn failure(world: &World, name: usize, definition: &Value, input: &Value) -> (String, String) {
+async fn failure(world: &StepFunctionsRouter, name: usize, definition: &Value, input: &Value) -> (String, String) {
     let machine = json!({"name": format!("m{name}"), "definition": definition.to_string(), "roleArn": ROLE,
         "type": "EXPRESS"});
     let arn = world.call("CreateStateMachine", machine).await["stateMachineArn"].clone();
@@ -37,7 +37,7 @@ async fn failure(world: &World, name: usize, definition: &Value, input: &Value) 
 
 #[tokio::test]
 async fn failures_are_told_in_awss_words() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let runtime = "States.Runtime";
     let choice = |variable: &str| json!({"Type": "Choice", "Choices": [{"Variable": variable, "NumericEquals": 1, "Next": "E"}]});
     let choosing = json!({"StartAt": "S", "States": {"S": choice("$.n"), "E": {"Type": "Succeed"}}});
@@ -123,7 +123,7 @@ async fn failures_are_told_in_awss_words() {
 }
 
 /// Types of an execution's events, each with its own number and that of the event before it.
-async fn events(world: &World, name: &str, definition: &Value) -> Vec<(String, u64, u64)> {
+async fn events(world: &StepFunctionsRouter, name: &str, definition: &Value) -> Vec<(String, u64, u64)> {
     let machine = json!({"name": name, "definition": definition.to_string(), "roleArn": ROLE});
     world.call("CreateStateMachine", machine).await;
     let machine = format!("{PREFIX}:stateMachine:{name}");
@@ -147,7 +147,7 @@ fn types(events: &[(String, u64, u64)]) -> Vec<&str> {
 /// of a Map and a Parallel).
 #[tokio::test]
 async fn a_runtime_error_in_a_part_ends_the_execution_at_once() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let missing = json!({"Type": "Pass", "InputPath": "$.no", "End": true});
     let parallel =
         alone(json!({"Type": "Parallel", "Branches": [{"StartAt": "B", "States": {"B": missing}}]}));
@@ -176,7 +176,7 @@ async fn a_runtime_error_in_a_part_ends_the_execution_at_once() {
 /// The parts beside one that failed are told as aborted (AWS's list of event types; their order is remembered).
 #[tokio::test]
 async fn parts_beside_a_failed_one_are_told_as_aborted() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let fail = json!({"StartAt": "F", "States": {"F": {"Type": "Fail", "Error": "E"}}});
     let wait = json!({"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 600, "End": true}}});
     let parallel = alone(json!({"Type": "Parallel", "Branches": [wait, fail]}));
@@ -210,7 +210,7 @@ async fn parts_beside_a_failed_one_are_told_as_aborted() {
 /// A timed out execution names its error and follows no event (the recordings of `TimeoutSeconds`).
 #[tokio::test]
 async fn a_timed_out_execution_follows_nothing() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let mut machine = alone(json!({"Type": "Wait", "Seconds": 600}));
     machine["TimeoutSeconds"] = json!(1);
     let found = events(&world, "slow", &machine).await;
@@ -220,7 +220,7 @@ async fn a_timed_out_execution_follows_nothing() {
 
 #[tokio::test]
 async fn a_mock_goes_without_revealed_secrets() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let task = json!({"Type": "Task", "Resource": "arn:aws:states:::http:invoke", "End": true,
         "Parameters": {"ApiEndpoint": "https://example.com", "Method": "GET",
             "Authentication": {"ConnectionArn": "arn:aws:events:us-east-1:000000000000:connection/c/i"}}});
@@ -236,7 +236,7 @@ async fn a_mock_goes_without_revealed_secrets() {
 /// What the API's model says of the stages between a file and a map's children.
 #[tokio::test]
 async fn a_map_shows_how_it_reads_and_groups_items() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let map = json!({"Type": "Map", "End": true,
         "ItemReader": {"Resource": "arn:aws:states:::s3:getObject", "Parameters": {"Bucket": "b", "Key": "k"},
             "ReaderConfig": {"InputType": "JSON", "ItemsPointer": "/rows"}},
@@ -261,7 +261,7 @@ async fn a_map_shows_how_it_reads_and_groups_items() {
 
 #[tokio::test]
 async fn an_output_that_is_no_json_is_quoted_and_the_task_goes_on() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let activity = world.call("CreateActivity", json!({"name": "a"})).await["activityArn"].clone();
     let definition = alone(json!({"Type": "Task", "Resource": activity}));
     let machine = json!({"name": "m", "definition": definition.to_string(), "roleArn": ROLE});
@@ -280,7 +280,7 @@ async fn an_output_that_is_no_json_is_quoted_and_the_task_goes_on() {
 /// The bounds of `TimeoutSeconds` and `HeartbeatSeconds` (developer guide, Task) hold for what is evaluated too.
 #[tokio::test]
 async fn evaluated_limits_of_a_task_have_bounds() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let task = |limits: Value| {
         let mut task = json!({"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke"});
         task.as_object_mut().expect("an object").extend(limits.as_object().expect("an object").clone());
@@ -335,7 +335,7 @@ async fn evaluated_limits_of_a_task_have_bounds() {
 /// A catcher's expression that fails is told as any other is.
 #[tokio::test]
 async fn a_catchers_failed_expression_has_its_event() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     for (name, field) in ["Output", "Assign"].into_iter().enumerate() {
         let mut catcher = json!({"ErrorEquals": ["States.ALL"], "Next": "N"});
         let failing = "{% $states.errorOutput.Error + 1 %}";
@@ -359,7 +359,7 @@ async fn a_catchers_failed_expression_has_its_event() {
 /// catches nothing. The sentence is one that people quote; that of a text is remembered.
 #[tokio::test]
 async fn a_task_is_not_scheduled_with_what_its_integration_does_not_take() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let task = |resource: &str, field: &str, given: Value| {
         let mut task = json!({"Type": "Task", "Resource": format!("arn:aws:states:::{resource}"), "End": true,
             "Catch": [{"ErrorEquals": ["States.ALL"], "Next": "N"}]});
@@ -412,7 +412,7 @@ async fn a_task_is_not_scheduled_with_what_its_integration_does_not_take() {
 /// name is after the API's; AWS's is in no recording.
 #[tokio::test]
 async fn a_task_waits_for_no_express_execution() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let child = alone(json!({"Type": "Pass"})).to_string();
     let child = json!({"name": "child", "definition": child, "roleArn": ROLE, "type": "EXPRESS"});
     let child = world.call("CreateStateMachine", child).await["stateMachineArn"].clone();
@@ -429,7 +429,7 @@ async fn a_task_waits_for_no_express_execution() {
 /// Lambda's request framework knows three types of invocation.
 #[tokio::test]
 async fn an_unknown_type_of_invocation_calls_nothing() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let definition = alone(json!({"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke",
         "Parameters": {"FunctionName": "f", "InvocationType": "Foo"}}));
     let (error, cause) = failure(&world, 0, &definition, &json!({})).await;
@@ -440,7 +440,7 @@ async fn an_unknown_type_of_invocation_calls_nothing() {
 /// The threshold is compared when it changes, not only when the next child ends.
 #[tokio::test]
 async fn a_lower_threshold_ends_a_map_run_that_exceeds_it() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let choice = json!({"Type": "Choice", "Default": "W",
         "Choices": [{"Variable": "$", "NumericEquals": 0, "Next": "F"}]});
     let wait = json!({"Type": "Wait", "Seconds": 3600, "End": true});

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::ROLE;
-use crate::world::World;
+use crate::world::StepFunctionsRouter;
 
 /// DescribeExecution of a run that has ended.
-async fn run(world: &World, name: &str, definition: &Value, input: Value) -> Value {
+async fn run(world: &StepFunctionsRouter, name: &str, definition: &Value, input: Value) -> Value {
     let machine = json!({"name": name, "definition": definition.to_string(), "roleArn": ROLE});
     let arn = world.call("CreateStateMachine", machine).await["stateMachineArn"].clone();
     let started = json!({"stateMachineArn": arn, "input": input.to_string()});
@@ -14,7 +14,7 @@ async fn run(world: &World, name: &str, definition: &Value, input: Value) -> Val
     world.wait("DescribeExecution", json!({"executionArn": arn}), "20").await.1
 }
 
-async fn cause_of(world: &World, name: &str, definition: &Value, input: Value) -> String {
+async fn cause_of(world: &StepFunctionsRouter, name: &str, definition: &Value, input: Value) -> String {
     let ended = run(world, name, definition, input).await;
     let cause = ended["cause"].as_str().unwrap_or_default();
     let (_, told) = cause.split_once("#2). ").unwrap_or(("", cause));
@@ -23,7 +23,7 @@ async fn cause_of(world: &World, name: &str, definition: &Value, input: Value) -
 
 #[tokio::test]
 async fn a_wait_tells_a_path_that_leads_nowhere_in_words_of_its_own() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     for (field, path) in [("SecondsPath", "$.in.s"), ("TimestampPath", "$$.Execution.Input.at")] {
         let mut wait = json!({"Type": "Wait", "End": true});
         wait[field] = json!(path);
@@ -38,7 +38,7 @@ async fn a_wait_tells_a_path_that_leads_nowhere_in_words_of_its_own() {
 
 #[tokio::test]
 async fn an_error_output_has_both_members() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let cases = [
         (json!({}), json!({"Error": "", "Cause": ""})),
         (json!({"Error": "E"}), json!({"Error": "E", "Cause": ""})),
@@ -64,7 +64,7 @@ async fn an_error_output_has_both_members() {
 
 #[tokio::test]
 async fn objects_are_for_distributed_maps() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let map = |mode: &str, language: &str| {
         let items =
             if language == "JSONata" { ("Items", "{% $states.input.o %}") } else { ("ItemsPath", "$.o") };
@@ -94,7 +94,7 @@ async fn objects_are_for_distributed_maps() {
 
 #[tokio::test]
 async fn a_jsonata_map_whose_input_is_no_list_fails_as_an_expression_does() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let map = json!({"Type": "Map", "End": true,
         "ItemProcessor": {"StartAt": "I", "States": {"I": {"Type": "Pass", "End": true}}}});
     let definition = json!({"StartAt": "S", "QueryLanguage": "JSONata", "States": {"S": map}});
@@ -115,7 +115,7 @@ async fn a_jsonata_map_whose_input_is_no_list_fails_as_an_expression_does() {
 
 #[tokio::test]
 async fn what_a_leaving_machine_ran_is_not_redriven() {
-    let world = World::new().await;
+    let world = StepFunctionsRouter::new().await;
     let definition = json!({"StartAt": "S", "States": {"F": {"Type": "Fail"}, "W": {"Type": "Wait", "Seconds": 600, "End": true},
         "S": {"Type": "Choice", "Default": "F", "Choices": [{"Variable": "$.wait", "IsPresent": true, "Next": "W"}]}}});
     let failed = run(&world, "m", &definition, json!({})).await;

@@ -13,14 +13,14 @@ use tower::ServiceExt;
 
 use crate::stand_ins;
 
-pub(crate) struct World {
+pub(crate) struct StepFunctionsRouter {
     router: Router,
 }
 
-impl World {
-    pub(crate) async fn new() -> World {
+impl StepFunctionsRouter {
+    pub(crate) async fn new() -> StepFunctionsRouter {
         let (_, _, api) = stand_ins::engine(None, Arc::new(SystemClock)).await;
-        World { router: router(api) }
+        StepFunctionsRouter { router: router(api) }
     }
 
     /// What an operation answers; it has to succeed.

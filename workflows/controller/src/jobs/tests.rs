@@ -6,7 +6,7 @@ use mayfly_workflows_language::arn::{ExecutionArn, StateMachineArn};
 use super::*;
 
 /// A cluster's API in this process, and what carries out `job:run` in it.
-struct Cluster {
+struct JobsTestServer {
     jobs: Jobs,
     client: Client,
     stop: CancellationToken,
@@ -14,7 +14,7 @@ struct Cluster {
     _folder: tempfile::TempDir,
 }
 
-impl Cluster {
+impl JobsTestServer {
     async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let artifacts = Artifacts::open(folder.path()).unwrap();
@@ -39,7 +39,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for JobsTestServer {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -47,7 +47,7 @@ impl Drop for Cluster {
 
 #[tokio::test]
 async fn a_job_that_is_somebody_elses_is_neither_answered_from_nor_deleted() {
-    let cluster = Cluster::start().await;
+    let cluster = JobsTestServer::start().await;
     let task = "arn:aws:states:us-east-1:000000000000:execution:pipe:run-1#7";
     let key = ObjectKey::new("default", arguments::job_name(task));
     let api: Api<Job> = Api::namespaced(cluster.client.clone(), &key.namespace);

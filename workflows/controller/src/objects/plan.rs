@@ -349,7 +349,7 @@ mod tests {
     }
 
     /// Both sides, and a reconciler that reads an old copy of the object and acts after others have written.
-    struct World {
+    struct SynchronisedStores {
         object: Option<ObjectFacts>,
         version: u64,
         cached: (Option<ObjectFacts>, u64),
@@ -357,7 +357,7 @@ mod tests {
         now_ms: i64,
     }
 
-    impl World {
+    impl SynchronisedStores {
         fn create_machine(&mut self, digest: &str) {
             let (revision, now_ms) = ("INITIAL".to_owned(), self.now_ms);
             let new = MachineFacts { revision, created_ms: now_ms, changed_ms: now_ms, ..machine(digest) };
@@ -475,7 +475,7 @@ mod tests {
         let runs = proptest::collection::vec(proptest::collection::vec(write, 0..4), 1..12);
         let wins = |runs: Vec<Vec<(u8, u8)>>| {
             let (cached, machine) = ((None, 0), Kept::Absent);
-            let mut world = World { object: None, version: 0, cached, machine, now_ms: 0 };
+            let mut world = SynchronisedStores { object: None, version: 0, cached, machine, now_ms: 0 };
             let mut last = None;
             for meanwhile in &runs {
                 world.now_ms += 1;

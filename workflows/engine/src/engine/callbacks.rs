@@ -13,7 +13,7 @@ use super::types::ActivityTask;
 use crate::executor::activities::{ActivityHandover, Work};
 use mayfly_workflows_journal::JournalError;
 use mayfly_workflows_language::execution::JsonText;
-use mayfly_workflows_machine::{EffectId, Event, Machine, Token};
+use mayfly_workflows_machine::{EffectId, Event, Machine, TaskEnd, Token};
 use parking_lot::Mutex;
 
 /// The pause before a worker asks again for work that could not be given out.
@@ -46,19 +46,21 @@ impl Inner {
         }
     }
 
-    /// Applies the reported event, and returns when it is durable.
+    /// Applies the reported end of a task, and returns when it is durable.
     async fn report(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
         n: EffectId,
-        event: Event,
+        end: TaskEnd,
     ) -> Result<(), TokenError> {
+        // What the end causes may take long: the report is acknowledged first.
+        let event = end.clone().event(n, running.evaluates_apart);
         match self.deliver_and_wait(running, event, move |machine| machine.waits_for(n)).await {
             Ok(()) => Ok(()),
             Err(ApplyError::Ended) => Err(TokenError::TimedOut),
             // The execution was evicted after it was found: load it and try again.
-            Err(ApplyError::Evicted(event)) => match self.ensure_resident(running.id).await {
-                Ok(Some(running)) => Box::pin(self.report(&running, n, event)).await,
+            Err(ApplyError::Evicted(_)) => match self.ensure_resident(running.id).await {
+                Ok(Some(running)) => Box::pin(self.report(&running, n, end)).await,
                 Ok(None) => Err(TokenError::TimedOut),
                 Err(error) => Err(TokenError::Unavailable(error.to_string())),
             },
@@ -73,8 +75,7 @@ impl Engine {
         let (running, n) = self.inner.token(token).await?;
         let json = JsonText::from(output);
         json.value().map_err(|error| TokenError::InvalidOutput(error.describe(output)))?;
-        let event = Event::Succeeded { n, output: json.into() };
-        self.inner.report(&running, n, event).await
+        self.inner.report(&running, n, TaskEnd::Succeeded { output: json.into() }).await
     }
 
     /// A task's error.
@@ -85,7 +86,7 @@ impl Engine {
         cause: Option<String>,
     ) -> Result<(), TokenError> {
         let (running, n) = self.inner.token(token).await?;
-        self.inner.report(&running, n, Event::Failed { n, error, cause }).await
+        self.inner.report(&running, n, TaskEnd::Failed { error, cause }).await
     }
 
     /// Restarts the task's heartbeat timer. Nothing is journalled.

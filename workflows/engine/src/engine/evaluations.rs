@@ -77,14 +77,14 @@ impl ResidentExecution {
         seen.await.ok()
     }
 
-    fn is_stop_next(&self) -> bool {
+    fn is_prompt_next(&self) -> bool {
         let cell = self.lock();
-        cell.inbox.front().is_some_and(|pending| matches!(pending.event, Event::Stop { .. }))
+        cell.inbox.front().is_some_and(|pending| pending.event.is_prompt())
     }
 }
 
 impl Inner {
-    /// Puts an event into the execution's inbox. A stop is applied next.
+    /// Puts an event into the execution's inbox. One that evaluates nothing is applied next.
     pub(super) fn queue_event(
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
@@ -93,9 +93,9 @@ impl Inner {
         holds: impl FnOnce(&Machine) -> bool + Send + 'static,
         then: impl FnOnce(Result<(), ApplyError>) + Send + 'static,
     ) {
-        let is_stop = matches!(event, Event::Stop { .. });
+        let is_prompt = event.is_prompt();
         let pending = PendingEvent { event, holds: Box::new(holds), then: Box::new(then), busy: self.busy() };
-        match is_stop {
+        match is_prompt {
             true => cell.inbox.push_front(pending),
             false => cell.inbox.push_back(pending),
         }
@@ -115,7 +115,7 @@ impl Inner {
         let mut turn = Some((owner, running));
         while let Some((owner, running)) = turn {
             let mut more = self.apply_next(&running);
-            while more && running.is_stop_next() {
+            while more && running.is_prompt_next() {
                 more = self.apply_next(&running);
             }
             let mut turns = self.turns.0.lock();

@@ -123,8 +123,8 @@ impl Inner {
         then: impl FnOnce(Result<(), ApplyError>) + Send + 'static,
     ) -> Result<(), ApplyError> {
         let mut cell = running.lock();
-        // A stop evaluates nothing: it is applied at once unless an evaluation is in progress.
-        let is_prompt = !running.evaluates_apart || matches!(event, Event::Stop { .. });
+        // An event that evaluates nothing is applied at once unless an evaluation is in progress.
+        let is_prompt = !running.evaluates_apart || event.is_prompt();
         if !cell.evicted && (!is_prompt || cell.machine.is_none()) {
             self.queue_event(running, &mut cell, event, holds, then);
             return Ok(());

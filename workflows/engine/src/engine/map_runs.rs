@@ -478,8 +478,8 @@ impl Engine {
         let missing = || ExecutionError::MapRunNotFound(arn.clone());
         let wanted = arn.clone();
         let id = self.inner.read(move |journal| journal.map_run(&wanted)).await?.ok_or_else(missing)?;
-        // A run whose execution has ended keeps its settings.
-        let Some(running) = self.inner.live.by_id(id) else { return Ok(()) };
+        // A run whose execution has ended keeps its settings. Others are loaded if they are not resumed yet.
+        let Some(running) = self.inner.ensure_resident(id).await? else { return Ok(()) };
         let run = {
             let wanted = arn.clone();
             let look = move |machine: &Machine| {

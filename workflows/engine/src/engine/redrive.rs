@@ -35,7 +35,7 @@ impl Inner {
         }
         place.fill(&running);
         self.open.add(1);
-        self.deliver_durably(&running, Event::Redrive { token }).await?;
+        self.deliver_durably(&running, Event::Redrive { token, deferred: running.evaluates_apart }).await?;
         let redriven = running.lock().row.outcome.redrive_ms;
         Ok(redriven.unwrap_or_else(|| self.now_ms()))
     }

@@ -5,7 +5,8 @@ use std::time::Instant;
 use super::watched::Watched;
 use super::*;
 use crate::timers::SystemClock;
-use mayfly_workflows_journal::SqliteJournal;
+use mayfly_workflows_journal::{JournalChange, SqliteJournal};
+use mayfly_workflows_machine::{EffectId, Token};
 
 /// Longer than any answer may take that waits for no expression; far shorter than the time limit of an expression.
 const PROMPT: Duration = Duration::from_millis(1500);
@@ -196,7 +197,8 @@ async fn runaway_expressions_delay_neither_starts_nor_timers_nor_other_state_mac
     }
     let mut failed = 0;
     for arn in &runaways {
-        let ended = engine.describe(arn).await.expect("read").expect("there");
+        // A stop of an execution that has just failed may be answered before the failure is durable.
+        let ended = engine.wait(arn).await.expect("read").expect("there");
         if ended.status != RunStatus::Aborted {
             assert_eq!(ended.status, RunStatus::Failed);
             assert_eq!(ended.error.as_deref(), Some("States.QueryEvaluationError"));
@@ -294,4 +296,90 @@ async fn a_synchronous_execution_returns_the_value_of_an_expression_that_may_tak
     let short = evaluates("short", SHORT, StateMachineType::Express);
     let ended = world.engine.start_sync(request(&short, "{}")).await.expect("runs");
     assert_eq!((ended.status, ended.output.as_deref()), (RunStatus::Succeeded, Some("20")));
+}
+
+/// A task that waits for a token, and then evaluates this expression.
+fn token_then(expression: &str) -> serde_json::Value {
+    json!({"QueryLanguage": "JSONata", "StartAt": "T", "States": {"T": {"Type": "Task", "End": true,
+        "Resource": "arn:aws:states:::lambda:invoke.waitForTaskToken", "Output": expression,
+        "Arguments": {"FunctionName": "echo", "Payload": {"token": "{% $states.context.Task.Token %}"}}}}})
+}
+
+/// The token of the execution's task, as soon as the task waits for it.
+async fn token_of(engine: &Engine, arn: &ExecutionArn) -> String {
+    let submitted = async {
+        loop {
+            let events = engine.events(arn).await.expect("read").expect("there");
+            if events.iter().any(|event| event.kind == "TaskSubmitted") {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(LONG, submitted).await.expect("the task waits");
+    let running = engine.inner.live.by_arn(arn).expect("in memory");
+    let (id, seed) = {
+        let cell = running.lock();
+        (cell.row.id, cell.row.birth.seed)
+    };
+    // The first number is the effect's: the execution has no timer.
+    Token::new(id, EffectId(1), &seed).to_text()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_and_a_redrive_are_answered_before_what_they_evaluate() {
+    let engine = in_real_time(Arc::default()).await;
+    let definition = machine(token_then(ENDLESS), StateMachineType::Standard);
+    let arn = engine.start_execution(request(&definition, "{}")).await.expect("starts").execution_arn;
+    let token = token_of(&engine, &arn).await;
+    engine.send_task_success(&token, "1").await.expect("accepted");
+    let status = engine.describe(&arn).await.expect("read").expect("there").status;
+    assert_eq!(status, RunStatus::Running, "the evaluation has not ended");
+    assert_eq!(engine.send_task_success(&token, "1").await, Err(TokenError::TimedOut), "it has ended");
+    assert_eq!(engine.send_task_heartbeat(&token).await, Err(TokenError::TimedOut));
+    let ended = engine.wait(&arn).await.expect("read").expect("there");
+    assert_eq!(ended.error.as_deref(), Some("States.QueryEvaluationError"));
+
+    let spins = evaluates("spins", ENDLESS, StateMachineType::Standard);
+    let arn = engine.start_execution(request(&spins, "{}")).await.expect("starts").execution_arn;
+    engine.wait(&arn).await.expect("read").expect("there");
+    engine.redrive(&arn, None).await.expect("redriven");
+    let redriven = engine.describe(&arn).await.expect("read").expect("there");
+    assert_eq!((redriven.status, redriven.redrive_count), (RunStatus::Running, 1));
+    let ended = engine.wait(&arn).await.expect("read").expect("there");
+    assert_eq!(ended.status, RunStatus::Failed);
+    engine.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_report_that_is_durable_is_evaluated_after_a_crash() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    // Nothing is written after the report.
+    let reported = std::sync::atomic::AtomicBool::new(false);
+    let killed = Watched::new(journal.clone(), move |batch| {
+        if reported.load(std::sync::atomic::Ordering::Acquire) {
+            std::mem::forget(batch.done);
+            return None;
+        }
+        let is_report = |change: &JournalChange| match change {
+            JournalChange::Record { row, .. } => row.body.starts_with(b"{\"t\":\"reported\""),
+            _ => false,
+        };
+        reported.store(batch.changes.iter().any(is_report), std::sync::atomic::Ordering::Release);
+        Some(batch)
+    });
+    let definition = token_then("{% $sum($map([1..4], function($n) { $n * $states.result })) %}");
+    let definition = machine(definition, StateMachineType::Standard);
+    let first = TestEngine::on(Arc::new(killed), Arc::default()).await;
+    let arn = first.start(&definition, "{}").await;
+    let token = token_of(&first.engine, &arn).await;
+    first.engine.send_task_success(&token, "3").await.expect("accepted");
+
+    let second = TestEngine::on(journal, Arc::default()).await;
+    second.engine.begin_resume().await.expect("read");
+    let again = second.engine.send_task_success(&token, "4").await;
+    assert_eq!(again, Err(TokenError::TimedOut), "the first report stays");
+    second.engine.finish_resume().await.expect("resumes");
+    let ended = second.engine.wait(&arn).await.expect("read").expect("there");
+    assert_eq!((ended.status, ended.output.as_deref()), (RunStatus::Succeeded, Some("30")));
 }

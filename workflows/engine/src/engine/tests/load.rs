@@ -122,3 +122,29 @@ async fn a_child_refused_by_a_shutdown_begins_after_it() {
     let ended = second.engine.wait(&arn).await.expect("read").expect("there");
     assert_eq!((ended.output.as_deref(), ended.cause), (Some("[1,2]"), None));
 }
+
+#[tokio::test]
+async fn a_map_run_is_updated_before_its_execution_is_resumed() {
+    let journal: Arc<dyn Journal> = Arc::new(MemoryJournal::default());
+    let mut definition = each_of(json!([1, 2, 3]));
+    definition["States"]["M"]["MaxConcurrency"] = json!(1);
+    definition["States"]["M"]["ItemProcessor"]["States"]["A"] = with(task("never"), json!({"End": true}));
+    let first = TestEngine::on(journal.clone(), Arc::default()).await;
+    let arn = first.start(&machine(definition, StateMachineType::Standard), "{}").await;
+    let running = |runs: Option<Vec<MapRunDescription>>| {
+        let run = runs.and_then(|mut runs| runs.pop());
+        run.map(|run| (run.map_run_arn, run.max_concurrency, run.execution_counts.running))
+    };
+    let runs = first.engine.list_map_runs(&arn).await.expect("read");
+    let (run, max_concurrency, running_children) = running(runs).expect("one");
+    assert_eq!((max_concurrency, running_children), (1, 1));
+    first.engine.shutdown().await;
+
+    let second = TestEngine::on(journal, Arc::default()).await;
+    second.engine.begin_resume().await.expect("read");
+    let update = MapRunUpdate { max_concurrency: Some(3), ..MapRunUpdate::default() };
+    second.engine.update_map_run(&run, update).await.expect("updated");
+    second.engine.finish_resume().await.expect("resumes");
+    let runs = second.engine.list_map_runs(&arn).await.expect("read");
+    assert_eq!(running(runs), Some((run, 3, 3)));
+}
