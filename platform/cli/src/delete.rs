@@ -1,5 +1,7 @@
 //! `mayfly delete`: deletes objects by kind and name, by label, or from manifests.
 
+mod preview;
+
 use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
@@ -19,7 +21,8 @@ use super::{
 #[derive(Args, Debug)]
 #[command(after_help = "Example:
   mayfly delete function hello
-  mayfly delete -f function.yaml")]
+  mayfly delete -f function.yaml
+  mayfly delete namespace shop --preview")]
 pub(crate) struct DeleteArgs {
     /// KIND NAME…, or KIND/NAME…
     #[arg(value_name = "KIND NAME", required_unless_present = "file", conflicts_with = "file")]
@@ -42,6 +45,9 @@ pub(crate) struct DeleteArgs {
     /// Do not wait until the object is gone
     #[arg(long)]
     no_wait: bool,
+    /// Show the objects that would be deleted with it, as a tree, and delete nothing
+    #[arg(long)]
+    preview: bool,
 }
 
 /// An object to delete.
@@ -61,6 +67,10 @@ pub(crate) async fn run(args: DeleteArgs, session: &Session) -> anyhow::Result<(
     } else {
         of_manifests(&args, session, &mut failures).await?
     };
+    if args.preview {
+        preview::run(session, &deletions, args.ignore_not_found).await?;
+        return failures.into_result();
+    }
     let mut gone = Vec::new();
     for object in deletions {
         let path = object.kind.object(&object.namespace, &object.name);

@@ -148,6 +148,17 @@ impl Discovery {
         Ok(found)
     }
 
+    /// The kinds whose objects can be listed and deleted, each in one version.
+    pub(crate) fn deletable(&self) -> Vec<&DiscoveredKind> {
+        let mut found: Vec<&DiscoveredKind> = Vec::new();
+        for kind in self.kinds.iter().filter(|kind| kind.can("list") && kind.can("delete")) {
+            if !found.iter().any(|known| (&known.group, &known.plural) == (&kind.group, &kind.plural)) {
+                found.push(kind);
+            }
+        }
+        found
+    }
+
     /// The kind of a manifest.
     pub(crate) fn of_manifest(&self, api_version: &str, kind: &str) -> anyhow::Result<&DiscoveredKind> {
         let exact = self.kinds.iter().find(|known| known.kind == kind && known.api_version() == api_version);

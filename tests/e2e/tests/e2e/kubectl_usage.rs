@@ -164,3 +164,37 @@ async fn ready_means_that_requests_go_there() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_is_shown_before_it_is_made() -> Result<()> {
+    let kubectl = kubectl_or_skip!();
+    let cli = kubectl.up.cli();
+    kubectl.ok(&["create", "namespace", "shop"]).await?;
+    let file = kubectl.file(
+        "web.json",
+        &json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "shop"},
+            "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "web"}},
+                "template": {"metadata": {"labels": {"app": "web"}}, "spec": {"runtimeClassName": "wasm",
+                    "nodeSelector": {"no": "node"}, "containers": [{"name": "c", "image": "none"}]}}}}),
+    )?;
+    kubectl.ok(&["apply", "-f", &file]).await?;
+    until_listed(&kubectl, &["get", "pods", "-n", "shop"], |told| told.matches("Pending").count() == 2)
+        .await?;
+    let tree = cli.ok(&["delete", "deployment", "web", "-n", "shop", "--preview"]).await?;
+    let lines: Vec<&str> = tree.lines().collect();
+    ensure!(lines.first() == Some(&"deployment.apps/web"), "{tree}");
+    ensure!(
+        lines[1].starts_with("└─ replicaset.apps/web-") && lines[2].starts_with("   ├─ pod/web-"),
+        "{tree}"
+    );
+    ensure!(lines.last() == Some(&"4 objects would be deleted"), "{tree}");
+    let whole: Value =
+        serde_json::from_str(&cli.ok(&["delete", "namespace", "shop", "--preview", "-o", "json"]).await?)?;
+    let deleted = whole["deleted"].as_array().context("deleted")?;
+    ensure!(deleted.iter().any(|object| object["kind"] == "ServiceAccount"), "{whole}");
+    ensure!(deleted.iter().filter(|object| object["kind"] == "Pod").count() == 2, "{whole}");
+    let told = cli.fails(&["delete", "deployment", "absent", "--preview"]).await?;
+    ensure!(told.contains("not found"), "{told}");
+    ensure!(kubectl.ok(&["get", "deployment", "-n", "shop", "-o", "name"]).await?.contains("web"));
+    Ok(())
+}
