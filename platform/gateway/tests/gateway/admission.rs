@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::{net::TcpStream, sync::Semaphore, task::JoinSet, time::Instant};
 
 use crate::support::{
-    FakeApi, World, config, eventually,
+    FakeApi, TestGateway, config, eventually,
     host::{ScriptedHost, text},
 };
 
@@ -25,14 +25,14 @@ fn narrow(timeout: &str) -> Value {
     json!({"limits": {"concurrency": 1, "timeout": timeout}, "scaling": {"max": 1, "target": 1}})
 }
 
-fn gauge(world: &World, name: &str, count: u32) -> bool {
+fn gauge(world: &TestGateway, name: &str, count: u32) -> bool {
     let line = format!(
         "mayfly_gateway_requests_{name}{{namespace=\"ns\",function=\"hello\",revision=\"hello-00001\"}} {count}\n"
     );
     world.metrics().contains(&line)
 }
 
-fn waiting(world: &World, count: u32) -> bool {
+fn waiting(world: &TestGateway, count: u32) -> bool {
     gauge(world, "waiting", count)
 }
 
@@ -48,7 +48,7 @@ fn ordered(turns: Arc<Semaphore>, order: Arc<Mutex<Vec<String>>>) -> Arc<Scripte
     })
 }
 
-fn ask(world: &World, path: String) -> impl Future<Output = Result<(), RefusalCode>> + use<> {
+fn ask(world: &TestGateway, path: String) -> impl Future<Output = Result<(), RefusalCode>> + use<> {
     let handle = world.handle.clone();
     async move {
         let request = Request::get(path).body(text("")).unwrap();
@@ -63,7 +63,8 @@ async fn turns_go_in_order_and_those_who_left_lose_theirs() {
     let api = FakeApi::default();
     api.function("hello", narrow("10m"));
     let (turns, order) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
-    let world = World::with(api, config(), Arc::default(), Some(ordered(turns.clone(), order.clone()))).await;
+    let world =
+        TestGateway::with(api, config(), Arc::default(), Some(ordered(turns.clone(), order.clone()))).await;
     let mut asking = Vec::new();
     for n in 0..10u32 {
         asking.push(tokio::spawn(ask(&world, format!("/{n}"))));
@@ -93,7 +94,7 @@ async fn a_full_queue_refuses_with_retry_after() {
     api.function("hello", narrow("10m"));
     let turns = Arc::new(Semaphore::new(0));
     let host = ordered(turns.clone(), Arc::default());
-    let world = World::with(api, Config { queue_max: 2, ..config() }, Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, Config { queue_max: 2, ..config() }, Arc::default(), Some(host)).await;
     let mut asking = JoinSet::new();
     for n in 0..3u32 {
         asking.spawn(ask(&world, format!("/{n}")));
@@ -122,7 +123,7 @@ async fn whoever_gets_no_turn_in_time_is_told_so() {
         let endless = futures::stream::pending::<Result<Frame<Bytes>, BodyError>>();
         Ok(Response::new(StreamBody::new(endless).boxed_unsync()))
     });
-    let world = World::with(api, config(), Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, config(), Arc::default(), Some(host)).await;
     let request = Request::get("/").body(text("")).unwrap();
     let held = world.handle.call("ns", "hello", request).await.unwrap();
     assert!(gauge(&world, "running", 1));
@@ -143,7 +144,7 @@ async fn whoever_gets_no_turn_in_time_is_told_so() {
 async fn whoever_would_be_too_late_is_told_before() {
     let api = FakeApi::default();
     api.function("hello", narrow("250ms"));
-    let world = World::new(api, Duration::from_millis(100)).await;
+    let world = TestGateway::new(api, Duration::from_millis(100)).await;
     // From now on the duration of a response is known.
     assert_eq!(ask(&world, "/".into()).await, Ok(()));
     let started = Instant::now();
@@ -181,7 +182,7 @@ async fn a_wait_shows_in_server_timing() {
     api.function("hello", narrow("10m"));
     let turns = Arc::new(Semaphore::new(0));
     let host = ordered(turns.clone(), Arc::default());
-    let world = World::with(api, config(), Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, config(), Arc::default(), Some(host)).await;
     let least_ms = 50;
     let first = world.request("/fn/ns/hello", &[]);
     let then = async {
@@ -209,7 +210,7 @@ async fn a_wait_shows_in_server_timing() {
 async fn twenty_thousand_at_once_without_an_error() {
     let api = FakeApi::default();
     api.function("hello", json!({"limits": {"concurrency": 10, "timeout": "5m"}, "scaling": {"max": 10}}));
-    let world = World::new(api, Duration::from_millis(1)).await;
+    let world = TestGateway::new(api, Duration::from_millis(1)).await;
     let mut asking = JoinSet::new();
     for _ in 0..80 {
         let stream = TcpStream::connect(world.address).await.unwrap();

@@ -16,17 +16,17 @@ use serde_json::json;
 use tokio::{task::JoinSet, time::Instant};
 
 use crate::support::{
-    FakeApi, World, eventually,
+    FakeApi, TestGateway, eventually,
     host::{ScriptedHost, text},
 };
 
-async fn ask(world: &World, function: &str) {
+async fn ask(world: &TestGateway, function: &str) {
     let request = Request::get("/").body(text("")).unwrap();
     let response = world.handle.call("ns", function, request).await.unwrap();
     response.into_body().collect().await.unwrap();
 }
 
-fn watched(world: &World, count: usize) -> bool {
+fn watched(world: &TestGateway, count: usize) -> bool {
     world.metrics().contains(&format!("mayfly_autoscaler_watched {count}\n"))
 }
 
@@ -35,7 +35,7 @@ async fn from_zero_and_back() {
     let api = FakeApi::default();
     api.function("hello", json!({"scaling": {"idleAfter": "20s"}}));
     api.function("other", json!({}));
-    let world = World::new(api, Duration::from_millis(10)).await;
+    let world = TestGateway::new(api, Duration::from_millis(10)).await;
     assert!(watched(&world, 0));
     ask(&world, "hello").await;
     let answered = Instant::now();
@@ -70,7 +70,7 @@ async fn load_grows_replicas_to_the_bound() {
     let api = FakeApi::default();
     let spec = json!({"scaling": {"target": 10, "max": 30}});
     api.function("hello", spec);
-    let world = std::sync::Arc::new(World::new(api, Duration::from_secs(5)).await);
+    let world = std::sync::Arc::new(TestGateway::new(api, Duration::from_secs(5)).await);
     let mut asking = JoinSet::new();
     let started = Instant::now();
     for _ in 0..1000 {
@@ -87,7 +87,7 @@ async fn load_grows_replicas_to_the_bound() {
 async fn functions_answer_while_the_api_is_away() {
     let api = FakeApi::default();
     api.function("hello", json!({"scaling": {"idleAfter": "1h"}}));
-    let world = World::new(api, Duration::from_millis(10)).await;
+    let world = TestGateway::new(api, Duration::from_millis(10)).await;
     world.api.set_down(true);
     for _ in 0..20 {
         ask(&world, "hello").await;
@@ -103,7 +103,7 @@ async fn functions_answer_while_the_api_is_away() {
 async fn memory_comes_back_while_the_api_is_away() {
     let api = FakeApi::default();
     api.function("hello", json!({"scaling": {"idleAfter": "5s"}}));
-    let world = World::new(api, Duration::from_millis(10)).await;
+    let world = TestGateway::new(api, Duration::from_millis(10)).await;
     world.api.set_down(true);
     ask(&world, "hello").await;
     assert!(mayfly_runtime::HostedFunction::is_loaded(&*world.revision("hello-00001")));
@@ -112,7 +112,7 @@ async fn memory_comes_back_while_the_api_is_away() {
 }
 
 /// A world whose host gets the component once `uploaded` is set, with one function.
-async fn without_component(status: serde_json::Value) -> (World, Arc<AtomicBool>) {
+async fn without_component(status: serde_json::Value) -> (TestGateway, Arc<AtomicBool>) {
     let api = FakeApi::default();
     api.function("hello", json!({}));
     api.revision_with("hello", 1, json!({}), status);
@@ -127,11 +127,11 @@ async fn without_component(status: serde_json::Value) -> (World, Arc<AtomicBool>
             }
         }
     });
-    let world = World::with(api, crate::support::config(), Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, crate::support::config(), Arc::default(), Some(host)).await;
     (world, uploaded)
 }
 
-async fn refused(world: &World) {
+async fn refused(world: &TestGateway) {
     let request = Request::get("/").body(text("")).unwrap();
     let refusal = world.handle.call("ns", "hello", request).await.expect_err("it is refused");
     assert_eq!(refusal.code, RefusalCode::ComponentMissing, "{refusal}");
@@ -169,7 +169,7 @@ async fn the_fewest_are_kept_without_a_request() {
     // The ReplicaSet is created after the revision: the write is retried until then.
     api.revision_with("hello", 1, json!({"scaling": {"min": 2}}), json!({}));
     api.traffic("hello", json!({}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(world.api.writes(), Vec::<String>::new());
     world.api.replica_set("hello-00001");
@@ -184,7 +184,7 @@ async fn the_fewest_are_kept_without_a_request() {
 async fn a_revision_without_traffic_goes() {
     let api = FakeApi::default();
     api.function("hello", json!({"scaling": {"min": 1, "idleAfter": "5s"}}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     world.api.written("hello-00001=1").await;
     world.api.revision_with(
         "hello",
@@ -209,7 +209,7 @@ async fn a_revision_without_traffic_goes() {
 async fn what_somebody_else_changed_is_written_again() {
     let api = FakeApi::default();
     api.function("hello", json!({"scaling": {"min": 1}}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     world.api.written("hello-00001=1").await;
     // Its status keeps reporting three replicas.
     world.api.revision_with("hello", 1, json!({"scaling": {"min": 1}}), json!({"readyReplicas": 3}));

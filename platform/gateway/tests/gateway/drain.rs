@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::support::{
-    FakeApi, World, config,
+    FakeApi, TestGateway, config,
     host::{ScriptedHost, text},
 };
 
@@ -26,7 +26,7 @@ async fn an_answer_arrives_though_nobody_reads_the_request() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
     let host = ScriptedHost::new(|_, _| async { Ok(Response::new(text("not read"))) });
-    let world = World::with(api, config(), Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, config(), Arc::default(), Some(host)).await;
     for (path, expect) in
         [("/fn/ns/hello", "HTTP/1.1 200 OK\r\n"), ("/fn/ns/none", "HTTP/1.1 404 Not Found\r\n")]
     {
@@ -55,7 +55,7 @@ async fn uploads_that_wait_for_their_turn_do_not_stop_the_one_that_has_it() {
         let body = request.into_body().collect().await.unwrap().to_bytes();
         Ok(Response::new(text(body.len().to_string())))
     });
-    let world = World::with(api, config(), Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, config(), Arc::default(), Some(host)).await;
     let stream = TcpStream::connect(world.address).await.unwrap();
     let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
     let (sender, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();

@@ -7,13 +7,13 @@ use http_body_util::BodyExt as _;
 use mayfly_gateway::{HEADER_INVOCATION, HEADER_INVOCATION_ID, RefusalCode};
 use serde_json::json;
 
-use crate::support::{FakeApi, World, host::text};
+use crate::support::{FakeApi, TestGateway, host::text};
 
 #[tokio::test]
 async fn invocations_are_queued_by_the_gateway_and_by_handles_with_the_queue() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     let (parts, body) = world.request("/fn/ns/hello/a?b", &[("mayfly-invocation", "async")]).await;
     assert_eq!((parts.status, &*body), (StatusCode::ACCEPTED, "{\"invocation\":\"i1\"}\n"));
     assert_eq!(parts.headers[HEADER_INVOCATION_ID], "i1");

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use crate::support::{
-    FakeApi, World, config, eventually,
+    FakeApi, TestGateway, config, eventually,
     host::{ScriptedHost, text},
     raw,
 };
@@ -32,10 +32,10 @@ fn reader() -> Arc<ScriptedHost> {
     })
 }
 
-async fn world(config: Config, host: Arc<ScriptedHost>) -> World {
+async fn world(config: Config, host: Arc<ScriptedHost>) -> TestGateway {
     let api = FakeApi::default();
     api.function("hello", json!({}));
-    World::with(api, config, Arc::default(), Some(host)).await
+    TestGateway::with(api, config, Arc::default(), Some(host)).await
 }
 
 async fn closed(mut stream: TcpStream) -> String {
@@ -275,7 +275,7 @@ async fn an_http2_client_cannot_hold_an_answer_for_ever() {
     });
     let api = FakeApi::default();
     api.function("hello", json!({"limits": {"timeout": "300ms"}}));
-    let world = World::with(api, config, Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, config, Arc::default(), Some(host)).await;
     let stream = TcpStream::connect(world.address).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
         .initial_stream_window_size(100)

@@ -9,7 +9,7 @@ use tokio::{
     net::TcpListener,
 };
 
-use crate::support::{FakeApi, PODS, World};
+use crate::support::{FakeApi, PODS, TestGateway};
 
 fn pod(name: &str, revision: &str, ip: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Pod",
@@ -39,7 +39,7 @@ async fn an_image_answers_from_its_pods() {
     let port = first.local_addr().unwrap().port();
     let spec = json!({"source": {"image": "app:local", "port": port}, "limits": {"timeout": "20s"}});
     api.function("web", spec);
-    let world = World::new(api.clone(), std::time::Duration::ZERO).await;
+    let world = TestGateway::new(api.clone(), std::time::Duration::ZERO).await;
 
     // The request arrives first, then the autoscaler requests a pod, and the pod starts.
     let (answer, ()) = tokio::join!(world.get("/fn/ns/web/"), async {

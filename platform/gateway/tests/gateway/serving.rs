@@ -11,7 +11,7 @@ use mayfly_runtime::CallError;
 use serde_json::{Value, json};
 
 use crate::support::{
-    FakeApi, World, config, eventually,
+    FakeApi, TestGateway, config, eventually,
     host::{ScriptedHost, text},
     raw,
 };
@@ -20,7 +20,7 @@ use crate::support::{
 async fn a_function_answers_by_path_and_by_host() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     for (path, headers, expected) in [
         ("/fn/ns/hello", vec![], "ns/hello-00001 GET /\n"),
         ("/fn/ns/hello/", vec![], "ns/hello-00001 GET /\n"),
@@ -41,7 +41,7 @@ async fn a_function_answers_by_path_and_by_host() {
 async fn the_first_answer_says_it_was_cold() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     let (first, _) = world.request("/fn/ns/hello", &[]).await;
     assert_eq!(first.headers["mayfly-cold"], "true");
     let (second, _) = world.request("/fn/ns/hello", &[]).await;
@@ -50,7 +50,7 @@ async fn the_first_answer_says_it_was_cold() {
 
 #[tokio::test]
 async fn unknown_routes_say_how_to_see_routes() {
-    let world = World::new(FakeApi::default(), Duration::ZERO).await;
+    let world = TestGateway::new(FakeApi::default(), Duration::ZERO).await;
     for path in ["/", "/fn/ns/nobody/", "/fn/ns", "/other"] {
         let (parts, body) = world.request(path, &[("x-request-id", "id-7")]).await;
         assert_eq!(parts.status, StatusCode::NOT_FOUND);
@@ -66,7 +66,7 @@ async fn unknown_routes_say_how_to_see_routes() {
 
 #[tokio::test]
 async fn functions_come_and_go() {
-    let world = World::new(FakeApi::default(), Duration::ZERO).await;
+    let world = TestGateway::new(FakeApi::default(), Duration::ZERO).await;
     world.api.function("late", json!({}));
     world.until("/fn/ns/late/", |status, _| status == StatusCode::OK).await;
     world.api.delete_function("late");
@@ -113,7 +113,7 @@ fn failing() -> std::sync::Arc<ScriptedHost> {
 async fn every_failure_has_its_status() {
     let api = FakeApi::default();
     api.function("hello", json!({"limits": {"timeout": "100ms"}}));
-    let world = World::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
+    let world = TestGateway::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
     for (path, status, code) in [
         ("overloaded", 503, "overloaded"),
         ("missing", 503, "component_missing"),
@@ -151,7 +151,7 @@ async fn every_failure_has_its_status() {
 async fn headers_are_rewritten_both_ways() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
-    let world = World::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
+    let world = TestGateway::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
     let request = "GET /fn/ns/hello/head?q HTTP/1.1\r\nhost: localhost:1\r\nconnection: close, x-mine\r\n\
                    x-mine: 1\r\nkeep-alive: 5\r\nte: trailers, gzip\r\nupgrade: h2c\r\nx-forwarded-for: 6.6.6.6\r\n\
                    x-request-id: my-id\r\naccept: */*\r\n\r\n";
@@ -181,7 +181,7 @@ async fn headers_are_rewritten_both_ways() {
 async fn a_function_gets_the_cookies_of_an_http2_request_in_one_field() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
-    let world = World::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
+    let world = TestGateway::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
     let stream = tokio::net::TcpStream::connect(world.address).await.unwrap();
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
@@ -198,7 +198,7 @@ async fn a_function_gets_the_cookies_of_an_http2_request_in_one_field() {
 async fn nobody_says_another_host_than_the_one_that_was_asked() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
-    let world = World::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
+    let world = TestGateway::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
     let request = "GET /fn/ns/hello/head HTTP/1.0\r\nx-forwarded-host: evil\r\n\r\n";
     let answer = raw(world.address, request).await;
     assert!(answer.starts_with("HTTP/1.0 200") && !answer.contains("evil"), "{answer}");
@@ -218,7 +218,7 @@ async fn a_guests_own_times_stand_beside_the_gateways() {
     let host = ScriptedHost::new(|_, _| async {
         Ok(http::Response::builder().header("server-timing", "db;dur=3").body(text("")).unwrap())
     });
-    let world = World::with(api, config(), std::sync::Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, config(), std::sync::Arc::default(), Some(host)).await;
     let (parts, _) = world.request("/fn/ns/hello", &[]).await;
     let times: Vec<_> = parts.headers.get_all("server-timing").iter().collect();
     assert_eq!(times[0], "db;dur=3");
@@ -233,7 +233,7 @@ async fn head_and_continue() {
         let body = request.into_body().collect().await.map_err(|e| CallError::GuestError(e.to_string()))?;
         Ok(http::Response::new(text(format!("{} bytes", body.to_bytes().len()))))
     });
-    let world = World::with(api, config(), std::sync::Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, config(), std::sync::Arc::default(), Some(host)).await;
     let head = raw(world.address, "HEAD /fn/ns/hello HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(head.contains("content-length: 7\r\n") && head.ends_with("\r\n\r\n"), "{head}");
@@ -264,7 +264,7 @@ async fn what_has_no_body_has_none_over_http2() {
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
         Ok(response)
     });
-    let world = World::with(api, config(), std::sync::Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, config(), std::sync::Arc::default(), Some(host)).await;
     let stream = tokio::net::TcpStream::connect(world.address).await.unwrap();
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
@@ -301,7 +301,7 @@ async fn what_has_no_body_has_none_over_http2() {
 async fn other_parts_of_the_process_ask_by_the_handle() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     let request = || Request::builder().method(Method::POST).uri("/a?b").body(text("{}")).unwrap();
     let response = world.handle.call("ns", "hello", request()).await.unwrap();
     assert!(response.headers().contains_key("x-request-id"));
@@ -319,7 +319,7 @@ async fn requests_are_counted() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
     api.function("idle", json!({}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     for _ in 0..3 {
         world.get("/fn/ns/hello").await;
     }

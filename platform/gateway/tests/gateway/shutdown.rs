@@ -19,14 +19,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    FakeApi, World, config, eventually,
+    FakeApi, TestGateway, config, eventually,
     host::{ScriptedHost, text},
 };
 
 #[tokio::test]
 async fn a_port_in_use_is_named() {
     let api = FakeApi::default();
-    let world = World::new(api.clone(), Duration::ZERO).await;
+    let world = TestGateway::new(api.clone(), Duration::ZERO).await;
     let stop = CancellationToken::new();
     let informers = Informers::create(api.client(), stop.clone());
     let deps = GatewayDeps {
@@ -62,11 +62,11 @@ fn held(turns: Arc<Semaphore>) -> Arc<ScriptedHost> {
     })
 }
 
-async fn world(config: Config, turns: &Arc<Semaphore>) -> (World, Arc<ScriptedHost>) {
+async fn world(config: Config, turns: &Arc<Semaphore>) -> (TestGateway, Arc<ScriptedHost>) {
     let api = FakeApi::default();
     api.function("hello", json!({}));
     let host = held(turns.clone());
-    (World::with(api, config, Arc::default(), Some(host.clone())).await, host)
+    (TestGateway::with(api, config, Arc::default(), Some(host.clone())).await, host)
 }
 
 async fn running(host: &ScriptedHost, count: usize) {

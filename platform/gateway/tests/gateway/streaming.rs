@@ -23,12 +23,12 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::support::{FakeApi, World, config, eventually, host::ScriptedHost, raw};
+use crate::support::{FakeApi, TestGateway, config, eventually, host::ScriptedHost, raw};
 
-async fn world(host: Arc<ScriptedHost>) -> World {
+async fn world(host: Arc<ScriptedHost>) -> TestGateway {
     let api = FakeApi::default();
     api.function("hello", json!({"limits": {"timeout": "10m"}}));
-    World::with(api, config(), Arc::default(), Some(host)).await
+    TestGateway::with(api, config(), Arc::default(), Some(host)).await
 }
 
 fn echo() -> Arc<ScriptedHost> {

@@ -6,7 +6,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::support::{
-    FakeApi, World, config, eventually,
+    FakeApi, TestGateway, config, eventually,
     host::{ScriptedHost, text},
 };
 
@@ -26,7 +26,7 @@ fn split(api: &FakeApi, sticky: Value) {
 async fn a_split_follows_its_percentages_also_for_periodic_traffic() {
     let api = FakeApi::default();
     split(&api, Value::Null);
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     // A client that alternates two paths sends one tenth of each to the canary. 500 draws have a standard deviation of
     // less than 7, so the bounds are more than five standard deviations wide.
     let mut canary: BTreeMap<&str, u32> = BTreeMap::new();
@@ -43,7 +43,7 @@ async fn a_split_follows_its_percentages_also_for_periodic_traffic() {
 async fn tags_by_header_and_by_host() {
     let api = FakeApi::default();
     split(&api, Value::Null);
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     for (path, headers) in
         [("/fn/ns/hello", [("mayfly-tag", "canary")]), ("/", [("host", "canary-hello.ns.fn.localhost")])]
     {
@@ -61,7 +61,7 @@ async fn a_functions_name_wins_over_a_tag_of_that_host() {
     let api = FakeApi::default();
     split(&api, Value::Null);
     api.function("canary-hello", json!({}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     let host = [("host", "canary-hello.ns.fn.localhost")];
     assert_eq!(world.request("/", &host).await.1, "ns/canary-hello-00001 GET /\n");
     eventually(|| async { world.metrics().contains("mayfly_gateway_route_conflicts 1\n") }).await;
@@ -75,7 +75,7 @@ async fn a_functions_name_wins_over_a_tag_of_that_host() {
 async fn sticky_by_cookie_and_by_header() {
     let api = FakeApi::default();
     split(&api, json!({"cookie": "rev"}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     let (parts, first) = world.request("/fn/ns/hello", &[]).await;
     let cookie = parts.headers["set-cookie"].to_str().unwrap();
     let (pair, rest) = cookie.split_once(';').unwrap();
@@ -87,7 +87,7 @@ async fn sticky_by_cookie_and_by_header() {
     }
     let api = FakeApi::default();
     split(&api, json!({"header": "x-user"}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     for user in ["ada", "grace", "edsger"] {
         let first = world.request("/fn/ns/hello", &[("x-user", user)]).await.1;
         for _ in 0..30 {
@@ -114,7 +114,7 @@ async fn the_first_answer_is_from_the_revision_of_the_rest() {
             Ok(response)
         }
     });
-    let world = World::with(api, config(), Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, config(), Arc::default(), Some(host)).await;
     for _ in 0..40 {
         let (parts, first) = world.request("/fn/ns/hello", &[]).await;
         let set = parts.headers.get_all("set-cookie").iter();
@@ -133,7 +133,7 @@ async fn the_first_answer_is_from_the_revision_of_the_rest() {
 async fn a_revision_that_is_not_ready_says_why() {
     let api = FakeApi::default();
     api.traffic("hello", json!({}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     let (status, body) = world.get("/fn/ns/hello").await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(body.contains("has no revision yet"), "{body}");
@@ -153,7 +153,7 @@ async fn a_revision_that_is_not_ready_says_why() {
 async fn a_revision_that_is_not_there_leaves_requests_where_they_went() {
     let api = FakeApi::default();
     api.traffic("hello", json!({"traffic": [{"revision": "hello-00001", "percent": 100}]}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     // There is no revision to route to.
     world.until("/fn/ns/hello", |_, body| body.contains("revision hello-00001, which does not exist")).await;
     for number in 1..=2 {
@@ -182,7 +182,7 @@ async fn a_revision_that_is_not_there_leaves_requests_where_they_went() {
 async fn latest_is_the_latest_ready_one() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
-    let world = World::new(api, Duration::ZERO).await;
+    let world = TestGateway::new(api, Duration::ZERO).await;
     world.api.revision("hello", 2, json!({}));
     world.until("/fn/ns/hello", |_, body| body.contains("hello-00002")).await;
     world.api.function_status("hello", json!({"latestReadyRevision": "hello-00001"}));
@@ -198,7 +198,7 @@ async fn a_changed_secret_reaches_the_next_request() {
     api.function("hello", env);
     let host =
         ScriptedHost::new(|spec, _| async move { Ok(http::Response::new(text(format!("{:?}", spec.env)))) });
-    let world = World::with(api, config(), Arc::default(), Some(host)).await;
+    let world = TestGateway::with(api, config(), Arc::default(), Some(host)).await;
     let (status, body) = world.get("/fn/ns/hello").await;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(body.contains("secret ns/s not found"), "{body}");

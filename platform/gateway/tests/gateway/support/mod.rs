@@ -263,7 +263,7 @@ fn full(value: &Value) -> Answer {
 }
 
 /// A running gateway.
-pub struct World {
+pub struct TestGateway {
     pub api: FakeApi,
     pub simulated: Arc<SimulatedFunctions>,
     pub handle: GatewayHandle,
@@ -282,7 +282,7 @@ pub fn config() -> Config {
     Config { listen: "127.0.0.1:0".parse().unwrap(), ..Config::default() }
 }
 
-impl World {
+impl TestGateway {
     /// A world whose functions answer with their revision, method and URI after `delay`.
     pub async fn new(api: FakeApi, delay: Duration) -> Self {
         Self::with(api, config(), Arc::new(SimulatedFunctions::new(delay)), None).await
