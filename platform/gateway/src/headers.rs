@@ -17,6 +17,17 @@ pub(crate) const MAYFLY_COLD: HeaderName = HeaderName::from_static("mayfly-cold"
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
+/// Further headers that describe a request's origin, which the gateway does not set itself. Frameworks trust them, so a
+/// client could claim any address.
+const CLAIMS: [HeaderName; 6] = [
+    header::FORWARDED,
+    X_FORWARDED_PREFIX,
+    HeaderName::from_static("x-forwarded-port"),
+    HeaderName::from_static("x-forwarded-scheme"),
+    HeaderName::from_static("x-forwarded-server"),
+    HeaderName::from_static("x-real-ip"),
+];
+
 /// The length limit of a client's request id, in bytes; longer ids are replaced.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
@@ -177,8 +188,9 @@ impl Peer {
                 Some(host) => headers.insert(X_FORWARDED_HOST, host),
                 None => headers.remove(X_FORWARDED_HOST),
             };
-            headers.remove(X_FORWARDED_PREFIX);
-            headers.remove(header::FORWARDED);
+            for claim in CLAIMS {
+                headers.remove(claim);
+            }
             return;
         }
         headers.append(X_FORWARDED_FOR, self.address.clone());
@@ -345,6 +357,8 @@ mod tests {
             ("x-forwarded-proto", "https"),
             ("x-forwarded-prefix", "/evil"),
             ("forwarded", "for=1.1.1.1"),
+            ("x-real-ip", "1.1.1.1"),
+            ("x-forwarded-port", "443"),
         ]);
         let mut headers = claimed.clone();
         peer.forward(&mut headers, host(), false);
@@ -363,6 +377,8 @@ mod tests {
             ("x-forwarded-host", "example.com"),
             ("x-forwarded-prefix", "/evil"),
             ("forwarded", "for=1.1.1.1"),
+            ("x-real-ip", "1.1.1.1"),
+            ("x-forwarded-port", "443"),
         ]);
         assert_eq!(headers, expected);
     }

@@ -10,7 +10,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use futures::future::BoxFuture;
-use http::{HeaderMap, HeaderValue, Request, Response, Version, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, header};
 use hyper::body::Incoming;
 use mayfly_api::ObjectKey;
 use mayfly_runtime::{Answer, Body, CallError, wire::DrainOnDrop};
@@ -142,9 +142,10 @@ impl Proxy {
             return None;
         }
         let (uri, headers) = (request.uri(), request.headers());
-        let of_host = routes::host_of(uri, headers).and_then(|host| table.of_host(host, uri.path()));
+        let path = routes::comparable_path(uri.path());
+        let of_host = routes::host_of(uri, headers).and_then(|host| table.of_host(host, &path));
         let is_nowhere = || RoutePlace::of(uri, headers) == RoutePlace::Nowhere;
-        of_host.or_else(|| is_nowhere().then(|| table.of_any_host(uri.path()))?).cloned()
+        of_host.or_else(|| is_nowhere().then(|| table.of_any_host(&path))?).cloned()
     }
 
     fn begin_ingress(
@@ -181,6 +182,9 @@ impl Proxy {
 
     /// Checks a request's head, and rewrites it for the function or endpoint.
     fn rewrite_head(&self, peer: &Peer, request: &mut Request<DrainOnDrop<Incoming>>) -> Result<(), Refusal> {
+        if request.method() == Method::CONNECT {
+            return Err(Refusal::tunnel());
+        }
         if headers::has_other_coding(request.headers()) {
             return Err(Refusal::transfer_coding());
         }

@@ -229,6 +229,11 @@ impl Refusal {
         Self::new(RefusalCode::BadRequest, message, "send one Host header")
     }
 
+    pub(crate) fn tunnel() -> Self {
+        let message = "CONNECT requests a tunnel; the gateway is no forward proxy";
+        Self::new(RefusalCode::BadRequest, message, "send the request itself, without a proxy in between")
+    }
+
     pub(crate) fn host_is_no_text() -> Self {
         let message =
             "the request's Host header is not a valid name: it contains bytes other than visible ASCII";

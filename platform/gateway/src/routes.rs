@@ -19,7 +19,7 @@ mod table;
 pub use self::route::HEADER_TAG;
 pub(crate) use self::{
     owner::Owner,
-    place::{RoutePlace, host_of, with_unreserved_decoded},
+    place::{RoutePlace, comparable_path, host_of, with_unreserved_decoded},
     route::FunctionRoute,
     sticky::SetCookie,
     table::{FoundRoute, RouteTable},

@@ -1,5 +1,7 @@
 //! Parses the target of a request from its head.
 
+use std::borrow::Cow;
+
 use http::{HeaderMap, Uri, header, uri::PathAndQuery};
 use mayfly_api::wellknown::{FUNCTION_HOST_SUFFIX, FUNCTION_PATH_PREFIX};
 
@@ -84,6 +86,13 @@ pub(crate) fn with_unreserved_decoded(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
+/// A path in the form in which paths are compared: without percent-encodings of characters that need none (RFC 3986,
+/// section 6.2.2.2).
+pub(crate) fn comparable_path(path: &str) -> Cow<'_, str> {
+    let plain = path.contains('%').then(|| decode_unreserved(path));
+    plain.flatten().map_or(Cow::Borrowed(path), Cow::Owned)
+}
+
 fn decode_unreserved(text: &str) -> Option<String> {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
@@ -123,6 +132,18 @@ mod tests {
             RoutePlace::Path { key } => format!("path {key}"),
             RoutePlace::Host { key } => format!("host {key}"),
             RoutePlace::Nowhere => "nowhere".into(),
+        }
+    }
+
+    #[test]
+    fn paths_are_compared_without_needless_encodings() {
+        for (sent, compared) in [
+            ("/admin/x", "/admin/x"),
+            ("/%61dmin/%78%2D", "/admin/x-"),
+            ("/caf%C3%A9/%2Fa%20", "/caf%C3%A9/%2Fa%20"),
+            ("/%6", "/%6"),
+        ] {
+            assert_eq!(comparable_path(sent), compared, "{sent}");
         }
     }
 

@@ -148,6 +148,18 @@ async fn every_failure_has_its_status() {
 }
 
 #[tokio::test]
+async fn tunnels_are_refused() {
+    let api = FakeApi::default();
+    api.function("hello", json!({}));
+    let world = TestGateway::with(api, config(), std::sync::Arc::default(), Some(failing())).await;
+    for target in ["a:80", "hello.ns.fn.localhost:80"] {
+        let request = format!("CONNECT {target} HTTP/1.1\r\nhost: {target}\r\nconnection: close\r\n\r\n");
+        let answer = raw(world.address, &request).await;
+        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("no forward proxy"), "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn headers_are_rewritten_both_ways() {
     let api = FakeApi::default();
     api.function("hello", json!({}));
