@@ -11,7 +11,7 @@ use std::{
 
 use mayfly_api::ObjectKey;
 
-use super::records::{EndpointRecord, ServiceRecords, ServiceTarget};
+use super::records::{EndpointRecord, PortRecord, ServiceRecords, ServiceTarget};
 
 /// The TTL of answers, in seconds: CoreDNS's default for the cluster's zone.
 pub const TTL_SECONDS: u32 = 5;
@@ -162,6 +162,8 @@ impl Zone {
             }
             [] | ["dns-version" | "svc" | "pod"] => ZoneAnswer::NoData,
             [namespace, "svc"] if self.has_namespace(namespace) => ZoneAnswer::NoData,
+            // Names below it exist, whatever the namespace.
+            [_, "pod"] => ZoneAnswer::NoData,
             [ref before @ .., service, namespace, "svc"] => {
                 let key = ObjectKey::new(namespace, service);
                 match self.services.get(&key) {
@@ -253,6 +255,8 @@ impl ZoneQuery<'_> {
                 ZoneAnswer::Alias(target.trim_end_matches('.').to_owned())
             }
             (ServiceTarget::ExternalName(_), _) => ZoneAnswer::NoName,
+            // As in CoreDNS: programs look for their peers by the Service's name alone.
+            (_, []) if self.kind == RecordType::Srv => self.ports(key, records, |_| true),
             (ServiceTarget::ClusterIps(addresses), []) => self.addresses(addresses.iter().copied()),
             (ServiceTarget::Endpoints(endpoints), []) => {
                 self.addresses(endpoints.iter().map(|endpoint| endpoint.address))
@@ -289,29 +293,47 @@ impl ZoneQuery<'_> {
         if !matches!(self.kind, RecordType::Srv | RecordType::Any) {
             return ZoneAnswer::NoData;
         }
+        self.ports(key, records, |of| of.name == port && of.protocol == protocol)
+    }
+
+    /// The SRV records of the ports that `is_asked` accepts.
+    fn ports(
+        &self,
+        key: &ObjectKey,
+        records: &ServiceRecords,
+        is_asked: impl Fn(&PortRecord) -> bool,
+    ) -> ZoneAnswer {
         let service = self.zone.name(&format!("{}.{}.svc", key.name, key.namespace));
-        let targets: Vec<(String, u16, Vec<IpAddr>)> = match &records.target {
+        let asked = |ports: &[PortRecord]| -> Vec<u16> {
+            ports.iter().filter(|of| is_asked(of)).map(|of| of.number).collect()
+        };
+        let targets: Vec<(String, Vec<u16>, Vec<IpAddr>)> = match &records.target {
             ServiceTarget::ClusterIps(addresses) => {
-                let number = records.ports.iter().find(|of| of.name == port && of.protocol == protocol);
-                number.map(|of| (service, of.number, addresses.clone())).into_iter().collect()
+                vec![(service, asked(&records.ports), addresses.clone())]
             }
             ServiceTarget::Endpoints(endpoints) => {
-                let number = |endpoint: &EndpointRecord| {
-                    let of = endpoint.ports.iter().find(|of| of.name == port && of.protocol == protocol)?;
-                    Some((format!("{}.{service}", endpoint.label()), of.number, vec![endpoint.address]))
+                let target = |endpoint: &EndpointRecord| {
+                    let name = format!("{}.{service}", endpoint.label());
+                    (name, asked(&endpoint.ports), vec![endpoint.address])
                 };
-                endpoints.iter().filter_map(number).collect()
+                endpoints.iter().map(target).collect()
             }
             ServiceTarget::ExternalName(_) => return ZoneAnswer::NoName,
         };
         // Equal priority and equal weights.
-        let weight = 100 / u16::try_from(targets.len().clamp(1, 100)).unwrap_or(100);
+        let count: usize = targets.iter().map(|(_, ports, _)| ports.len()).sum();
+        let weight = 100 / u16::try_from(count.clamp(1, 100)).unwrap_or(100);
         let (mut answers, mut additionals) = (Vec::new(), Vec::new());
-        for (target, port, addresses) in targets {
+        for (target, ports, addresses) in targets {
+            if ports.is_empty() {
+                continue;
+            }
             let record = |address| ZoneRecord { name: target.clone(), data: RecordData::Address(address) };
             additionals.extend(addresses.into_iter().map(record));
-            let data = RecordData::Srv { weight, port, target };
-            answers.push(ZoneRecord { name: self.name.to_owned(), data });
+            answers.extend(ports.into_iter().map(|port| ZoneRecord {
+                name: self.name.to_owned(),
+                data: RecordData::Srv { weight, port, target: target.clone() },
+            }));
         }
         if answers.is_empty() { ZoneAnswer::NoData } else { ZoneAnswer::Records { answers, additionals } }
     }

@@ -86,6 +86,11 @@ fn answers_follow_the_specification() {
         (format!("_http._tcp.{web}"), SRV, "100 80 web.shop.svc.cluster.local + 10.96.0.7 | fd00::7"),
         (format!("_dns._udp.{web}"), SRV, "100 53 web.shop.svc.cluster.local + 10.96.0.7 | fd00::7"),
         (format!("_http._udp.{web}"), SRV, "NoName"),
+        (
+            web.to_owned(),
+            SRV,
+            "33 53 web.shop.svc.cluster.local | 33 80 web.shop.svc.cluster.local | 33 9 web.shop.svc.cluster.local + 10.96.0.7 | fd00::7",
+        ),
         (format!("_http._tcp.{web}"), A, "NoData"),
         (format!("_tcp.{web}"), SRV, "NoData"),
         (format!("_sctp.{web}"), SRV, "NoName"),
@@ -102,6 +107,12 @@ fn answers_follow_the_specification() {
             SRV,
             "50 5432 10-0-0-2.db.shop.svc.cluster.local | 50 5432 db-0.db.shop.svc.cluster.local + 10.0.0.1 | 10.0.0.2",
         ),
+        (
+            db.to_owned(),
+            SRV,
+            "50 5432 10-0-0-2.db.shop.svc.cluster.local | 50 5432 db-0.db.shop.svc.cluster.local + 10.0.0.1 | 10.0.0.2",
+        ),
+        ("none.shop.svc.cluster.local".to_owned(), SRV, "NoData"),
         ("1.0.0.10.in-addr.arpa".to_owned(), PTR, "db-0.db.shop.svc.cluster.local"),
         ("3.0.0.10.in-addr.arpa".to_owned(), PTR, "Outside"),
         ("none.shop.svc.cluster.local".to_owned(), A, "NoData"),
@@ -111,6 +122,7 @@ fn answers_follow_the_specification() {
         ("10-1-2-3.shop.pod.cluster.local".to_owned(), A, "10.1.2.3"),
         ("fd00--1.shop.pod.cluster.local".to_owned(), AAAA, "fd00::1"),
         ("10-1-2.shop.pod.cluster.local".to_owned(), A, "NoName"),
+        ("shop.pod.cluster.local".to_owned(), A, "NoData"),
         // Intermediate names exist.
         ("cluster.local".to_owned(), A, "NoData"),
         ("cluster.local".to_owned(), SOA, "SOA"),
