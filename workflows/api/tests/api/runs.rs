@@ -21,7 +21,12 @@ fn each(more: Value) -> Value {
 }
 
 /// Error and cause of an express execution, without what every cause begins with.
-async fn failure(world: &StepFunctionsRouter, name: usize, definition: &Value, input: &Value) -> (String, String) {
+async fn failure(
+    world: &StepFunctionsRouter,
+    name: usize,
+    definition: &Value,
+    input: &Value,
+) -> (String, String) {
     let machine = json!({"name": format!("m{name}"), "definition": definition.to_string(), "roleArn": ROLE,
         "type": "EXPRESS"});
     let arn = world.call("CreateStateMachine", machine).await["stateMachineArn"].clone();

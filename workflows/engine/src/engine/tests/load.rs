@@ -138,7 +138,7 @@ async fn a_map_run_is_updated_before_its_execution_is_resumed() {
     let runs = first.engine.list_map_runs(&arn).await.expect("read");
     let (run, max_concurrency, running_children) = running(runs).expect("one");
     assert_eq!((max_concurrency, running_children), (1, 1));
-    first.engine.shutdown().await;
+    first.engine.begin_shutdown();
 
     let second = TestEngine::on(journal, Arc::default()).await;
     second.engine.begin_resume().await.expect("read");
