@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::{kubectl::Cluster, support::Fixture};
+use crate::{kubectl::KubectlServer, support::Fixture};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const DEFINITION: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/widgets.example.dev";
@@ -266,7 +266,7 @@ async fn wrong_definitions_are_refused() {
 
 #[tokio::test]
 async fn kubectl_applies_gets_explains_and_scales() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = KubectlServer::start().await else { return };
     cluster.ok_with("apply -f -", &definition().to_string()).await;
     cluster.ok("wait --for=condition=Established crd/widgets.example.dev --timeout=20s").await;
     let one = widget("one", json!({"size": 3})).to_string();

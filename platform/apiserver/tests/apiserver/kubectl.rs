@@ -17,13 +17,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::Fixture;
 
-pub(crate) struct Cluster {
+pub(crate) struct KubectlServer {
     pub(crate) fixture: Fixture,
     kubeconfig: PathBuf,
     stop: CancellationToken,
 }
 
-impl Drop for Cluster {
+impl Drop for KubectlServer {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -45,7 +45,7 @@ fn have_kubectl() -> bool {
     found
 }
 
-impl Cluster {
+impl KubectlServer {
     /// A server on a port of its own; `None` without kubectl.
     pub(crate) async fn start() -> Option<Self> {
         if !have_kubectl() {
@@ -159,7 +159,7 @@ fn function(body: &str) -> String {
 
 #[tokio::test]
 async fn apply_changes_removes_and_is_quiet_the_second_time() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = KubectlServer::start().await else { return };
     for manifest in [MAP, POD, SET, &function("  isolation: reuse\n  env: [{name: A, value: '1'}]\n")] {
         let created = cluster.ok_with("apply -f -", manifest).await;
         assert!(created.trim().ends_with("created"), "{created}");
@@ -194,7 +194,7 @@ async fn apply_changes_removes_and_is_quiet_the_second_time() {
 
 #[tokio::test]
 async fn strict_validation_names_the_field() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = KubectlServer::start().await else { return };
     let manifest = function("  sorce: {}\n  limits: {momory: 1Mi}\n");
     let error = cluster.fails("apply -f -", &manifest).await;
     assert!(
@@ -214,7 +214,7 @@ async fn strict_validation_names_the_field() {
 
 #[tokio::test]
 async fn a_function_without_a_source_is_told_how_it_gets_one() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = KubectlServer::start().await else { return };
     let manifest =
         "apiVersion: mayfly.dev/v1\nkind: Function\nmetadata:\n  name: f\nspec:\n  isolation: fresh\n";
     for apply in ["apply -f -", "apply --server-side -f -"] {
@@ -226,7 +226,7 @@ async fn a_function_without_a_source_is_told_how_it_gets_one() {
 
 #[tokio::test]
 async fn get_prints_tables() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = KubectlServer::start().await else { return };
     for manifest in [MAP, POD, SET, &function("")] {
         cluster.ok_with("apply -f -", manifest).await;
     }
@@ -271,7 +271,7 @@ async fn get_prints_tables() {
 
 #[tokio::test]
 async fn watching_and_waiting() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = KubectlServer::start().await else { return };
     let mut watch = cluster.command("get cm -w -o name").spawn().unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     let waits = cluster.command("get cm --watch-only -o name").spawn().unwrap();
@@ -298,7 +298,7 @@ async fn watching_and_waiting() {
 
 #[tokio::test]
 async fn all_ways_to_change() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = KubectlServer::start().await else { return };
     for manifest in [MAP, POD, SET, &function("")] {
         cluster.ok_with("create -f -", manifest).await;
     }
@@ -367,7 +367,7 @@ async fn all_ways_to_change() {
 
 #[tokio::test]
 async fn describe_delete_and_the_rest() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = KubectlServer::start().await else { return };
     for manifest in [MAP, POD, SET, &function("")] {
         cluster.ok_with("apply -f -", manifest).await;
     }
@@ -426,7 +426,7 @@ async fn describe_delete_and_the_rest() {
 
 #[tokio::test]
 async fn logs_are_streamed_and_hung_up() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = KubectlServer::start().await else { return };
     cluster.ok_with("apply -f -", POD).await;
     assert_eq!(cluster.ok("logs p").await, "", "without a node there is no log, and no error, as upstream");
     let client = cluster.fixture.client();
@@ -447,7 +447,7 @@ async fn logs_are_streamed_and_hung_up() {
 
 #[tokio::test]
 async fn server_side_apply_knows_who_owns_what() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = KubectlServer::start().await else { return };
     let applied = cluster.ok_with("apply --server-side -f -", MAP).await;
     assert_eq!(applied.trim(), "configmap/m serverside-applied");
     cluster.ok_with("apply --server-side --field-manager=other -f -", &MAP.replace("  two: '2'\n", "")).await;

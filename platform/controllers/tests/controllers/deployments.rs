@@ -8,7 +8,7 @@ use mayfly_api::k8s::api::{apps::v1::Deployment, core::v1::Pod};
 use mayfly_informer::Informer;
 use serde_json::{Value, json};
 
-use crate::support::{Cluster, key, stays, until};
+use crate::support::{ControllersHarness, key, stays, until};
 
 fn web(replicas: i32) -> Value {
     json!({"metadata": {"name": "web"}, "spec": {
@@ -18,7 +18,7 @@ fn web(replicas: i32) -> Value {
             "runtimeClassName": "wasm", "containers": [{"name": "c", "image": "one"}]}}}})
 }
 
-async fn patch(cluster: &Cluster, patch: Value) {
+async fn patch(cluster: &ControllersHarness, patch: Value) {
     let api = cluster.api::<Deployment>();
     api.patch("web", &PatchParams::default(), &Patch::Strategic(patch)).await.unwrap();
 }
@@ -37,7 +37,7 @@ fn is_rolled_out(deployments: &Informer<Deployment>, replicas: i32) -> bool {
         && status.available_replicas == Some(replicas)
 }
 
-fn images(cluster: &Cluster) -> Vec<String> {
+fn images(cluster: &ControllersHarness) -> Vec<String> {
     let live = cluster.pods().list();
     let live = live.iter().filter(|pod: &&std::sync::Arc<Pod>| pod.metadata.deletion_timestamp.is_none());
     live.filter_map(|pod| pod.spec.as_ref()?.containers[0].image.clone()).collect()
@@ -45,7 +45,7 @@ fn images(cluster: &Cluster) -> Vec<String> {
 
 #[tokio::test]
 async fn rolls_out_undoes_and_scales() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let deployments: Informer<Deployment> = cluster.informers.of();
     cluster.create::<Deployment>(web(4)).await;
     until(&deployments, "the first rollout ends", || is_rolled_out(&deployments, 4)).await;
@@ -65,7 +65,7 @@ async fn rolls_out_undoes_and_scales() {
 
 #[tokio::test]
 async fn recreates_and_pauses() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let deployments: Informer<Deployment> = cluster.informers.of();
     let mut object = web(3);
     object["spec"]["strategy"] = json!({"type": "Recreate"});

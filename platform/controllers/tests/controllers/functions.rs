@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{COMPONENT, Cluster, is_ready, key, stays, until};
+use crate::support::{COMPONENT, ControllersHarness, is_ready, key, stays, until};
 use kube::{
     Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
@@ -27,21 +27,21 @@ fn ready_condition(function: &Function) -> Option<Condition> {
     function.status.as_ref()?.conditions.iter().find(|condition| condition.type_ == "Ready").cloned()
 }
 
-fn reason(cluster: &Cluster, name: &str) -> Option<String> {
+fn reason(cluster: &ControllersHarness, name: &str) -> Option<String> {
     Some(ready_condition(&*cluster.functions().get(&key(name))?)?.reason)
 }
 
-async fn until_reason(cluster: &Cluster, name: &str, expected: &str) {
+async fn until_reason(cluster: &ControllersHarness, name: &str, expected: &str) {
     let what = || reason(cluster, name).as_deref() == Some(expected);
     until(&cluster.functions(), &format!("{name} is {expected}"), what).await;
 }
 
-async fn patch(cluster: &Cluster, name: &str, spec: Value) {
+async fn patch(cluster: &ControllersHarness, name: &str, spec: Value) {
     let patch = Patch::Merge(json!({"spec": spec}));
     cluster.api::<Function>().patch(name, &PatchParams::default(), &patch).await.unwrap();
 }
 
-async fn scale(cluster: &Cluster, set: &str, replicas: i32) {
+async fn scale(cluster: &ControllersHarness, set: &str, replicas: i32) {
     let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
     cluster.api::<ReplicaSet>().patch(set, &PatchParams::default(), &patch).await.unwrap();
 }
@@ -49,7 +49,7 @@ async fn scale(cluster: &Cluster, set: &str, replicas: i32) {
 /// Once a function is Ready, requests are routed by its current spec.
 #[tokio::test]
 async fn ready_is_said_once_requests_go_there() {
-    let mut cluster = Cluster::quiet().await;
+    let mut cluster = ControllersHarness::quiet().await;
     let routed = Arc::new(Mutex::new(Vec::new()));
     let changes = watch::Sender::new(0);
     let known = routed.clone();
@@ -84,7 +84,7 @@ async fn ready_is_said_once_requests_go_there() {
 
 #[tokio::test]
 async fn a_function_runs_scales_to_zero_and_goes() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let digest = cluster.upload("one").await;
     let spec = json!({"source": {"component": digest}, "env": [{"name": "A", "value": "1"}],
         "limits": {"memory": "32Mi", "timeout": "1500ms"}});
@@ -127,7 +127,7 @@ async fn a_function_runs_scales_to_zero_and_goes() {
 
 #[tokio::test]
 async fn each_change_makes_a_revision_and_numbers_never_come_back() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let (one, two) = (cluster.upload("one").await, cluster.upload("two").await);
     cluster.function("hello", json!({"source": {"component": one}})).await;
     until_reason(&cluster, "hello", "Ready").await;
@@ -155,7 +155,7 @@ async fn each_change_makes_a_revision_and_numbers_never_come_back() {
 
 #[tokio::test]
 async fn says_what_is_in_the_way_and_recovers() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let digest = Digest::of(&[COMPONENT, b"late"].concat());
     cluster.function("late", json!({"source": {"component": digest}})).await;
     until_reason(&cluster, "late", "ComponentMissing").await;
@@ -193,7 +193,7 @@ async fn says_what_is_in_the_way_and_recovers() {
 
 #[tokio::test]
 async fn keeps_the_minimum_and_forgets_old_revisions() {
-    let mut cluster = Cluster::quiet().await;
+    let mut cluster = ControllersHarness::quiet().await;
     cluster.config.function.history_max = 1;
     cluster.run_controllers();
     cluster.run_node();
@@ -223,7 +223,7 @@ async fn keeps_the_minimum_and_forgets_old_revisions() {
 
 #[tokio::test]
 async fn a_function_that_comes_again_has_nothing_of_the_old_one() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let digest = cluster.upload("one").await;
     for round in 0..3 {
         cluster.function("hello", json!({"source": {"component": digest}})).await;
@@ -242,7 +242,7 @@ async fn a_function_that_comes_again_has_nothing_of_the_old_one() {
 /// again.
 #[tokio::test]
 async fn a_component_outlives_the_last_that_named_it() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let digest = cluster.upload("one").await;
     cluster.function("hello", json!({"source": {"component": digest}})).await;
     until_reason(&cluster, "hello", "Ready").await;
@@ -271,7 +271,7 @@ async fn until_on_disk(why: &str, what: impl Fn() -> bool) {
 
 #[tokio::test]
 async fn a_component_that_nobody_names_is_removed_with_what_was_made_from_it() {
-    let mut cluster = Cluster::quiet().await;
+    let mut cluster = ControllersHarness::quiet().await;
     // The collector removes unreferenced artifacts at once, so all are referenced before it starts.
     cluster.config.artifacts = ArtifactsConfig { every: Duration::from_millis(20), grace: Duration::ZERO };
     let engine: EngineHash = "an-engine".parse().unwrap();

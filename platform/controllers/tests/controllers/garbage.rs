@@ -1,6 +1,6 @@
 //! The garbage collector against the real API (after upstream's `test/integration/garbagecollector`).
 
-use crate::support::{Cluster, key, stays, until};
+use crate::support::{ControllersHarness, key, stays, until};
 use kube::{
     Api, Resource, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PostParams},
@@ -11,14 +11,14 @@ use mayfly_api::k8s::{
 };
 use serde_json::{Value, json};
 
-pub(crate) async fn collecting() -> Cluster {
-    let cluster = Cluster::quiet().await;
+pub(crate) async fn collecting() -> ControllersHarness {
+    let cluster = ControllersHarness::quiet().await;
     cluster.run_controllers();
     cluster
 }
 
 /// A ConfigMap with these owners.
-pub(crate) async fn map(cluster: &Cluster, name: &str, owners: Vec<Value>) -> ConfigMap {
+pub(crate) async fn map(cluster: &ControllersHarness, name: &str, owners: Vec<Value>) -> ConfigMap {
     cluster.create(json!({"metadata": {"name": name, "ownerReferences": owners}})).await
 }
 
@@ -34,22 +34,22 @@ pub(crate) fn ghost(kind: &str, name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": format!("no-such-{name}")})
 }
 
-pub(crate) async fn delete(cluster: &Cluster, name: &str, params: DeleteParams) {
+pub(crate) async fn delete(cluster: &ControllersHarness, name: &str, params: DeleteParams) {
     cluster.api::<ConfigMap>().delete(name, &params).await.unwrap();
 }
 
-pub(crate) async fn until_gone(cluster: &Cluster, name: &str) {
+pub(crate) async fn until_gone(cluster: &ControllersHarness, name: &str) {
     let maps = cluster.config_maps();
     maps.synced().await;
     until(&maps, &format!("{name} is gone"), || maps.get(&key(name)).is_none()).await;
 }
 
-pub(crate) async fn stays_there(cluster: &Cluster, name: &str) {
+pub(crate) async fn stays_there(cluster: &ControllersHarness, name: &str) {
     let maps = cluster.config_maps();
     stays(&format!("{name} is there"), || maps.get(&key(name)).is_some()).await;
 }
 
-pub(crate) async fn until_seen(cluster: &Cluster, name: &str) {
+pub(crate) async fn until_seen(cluster: &ControllersHarness, name: &str) {
     let maps = cluster.config_maps();
     until(&maps, &format!("{name} is seen"), || maps.get(&key(name)).is_some()).await;
 }
@@ -227,7 +227,7 @@ async fn an_owner_of_a_kind_that_is_not_served_keeps_its_dependent() {
 
 #[tokio::test]
 async fn what_was_left_behind_while_it_was_away_is_collected() {
-    let cluster = Cluster::quiet().await;
+    let cluster = ControllersHarness::quiet().await;
     let top = map(&cluster, "top", vec![]).await;
     map(&cluster, "child", vec![owner(&top)]).await;
     delete(&cluster, "top", DeleteParams::background()).await;

@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 
 use crate::{
     garbage::{delete, map, owner, until_gone},
-    support::Cluster,
+    support::ControllersHarness,
 };
 
-async fn send(cluster: &Cluster, method: &str, path: &str, body: Value) -> kube::Result<Value> {
+async fn send(cluster: &ControllersHarness, method: &str, path: &str, body: Value) -> kube::Result<Value> {
     let request =
         http::Request::builder().method(method).uri(path).header("content-type", "application/json");
     let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
     cluster.client.request(request.body(body).unwrap()).await
 }
 
-async fn until_not_found(cluster: &Cluster, path: &str) {
+async fn until_not_found(cluster: &ControllersHarness, path: &str) {
     let gone = async {
         loop {
             match send(cluster, "GET", path, Value::Null).await {
@@ -40,8 +40,8 @@ async fn until_not_found(cluster: &Cluster, path: &str) {
 const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
 
 /// A cluster whose collector may list the kinds of the core group only.
-async fn collecting_core_kinds() -> Cluster {
-    let mut cluster = Cluster::quiet().await;
+async fn collecting_core_kinds() -> ControllersHarness {
+    let mut cluster = ControllersHarness::quiet().await;
     cluster.config.garbage.first_lists_max = Duration::from_millis(300);
     cluster.config.garbage.unlisted_max = Duration::from_millis(300);
     let rules = json!([{"apiGroups": [""], "resources": ["*"], "verbs": ["*"]}]);
@@ -83,7 +83,7 @@ async fn an_owner_whose_dependents_stay_waits_a_limited_time_for_kinds_that_cann
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 
 /// A definition of the kind Widget under a plural name.
-async fn define_widgets(cluster: &Cluster, plural: &str) {
+async fn define_widgets(cluster: &ControllersHarness, plural: &str) {
     let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": {"name": format!("{plural}.example.dev")},
         "spec": {"group": "example.dev", "scope": "Namespaced", "names": {"plural": plural, "kind": "Widget"},
@@ -93,7 +93,7 @@ async fn define_widgets(cluster: &Cluster, plural: &str) {
 }
 
 /// The deletion of an object in the foreground ends only if the collector follows its kind.
-async fn delete_widget_in_foreground(cluster: &Cluster, plural: &str) {
+async fn delete_widget_in_foreground(cluster: &ControllersHarness, plural: &str) {
     let widgets = format!("/apis/example.dev/v1/namespaces/default/{plural}");
     let widget = json!({"apiVersion": "example.dev/v1", "kind": "Widget", "metadata": {"name": "w"}});
     send(cluster, "POST", &widgets, widget).await.unwrap();
@@ -104,7 +104,7 @@ async fn delete_widget_in_foreground(cluster: &Cluster, plural: &str) {
 
 #[tokio::test]
 async fn a_kind_that_comes_back_under_another_name_is_followed() {
-    let mut cluster = Cluster::quiet().await;
+    let mut cluster = ControllersHarness::quiet().await;
     cluster.config.garbage.rediscover_every = Duration::from_millis(50);
     cluster.run_controllers();
     define_widgets(&cluster, "widgets").await;

@@ -10,22 +10,22 @@ use serde_json::{Value, json};
 
 use crate::{
     garbage::{blocking, collecting, delete, map, owner, stays_there, until_gone, until_seen},
-    support::{Cluster, key, until},
+    support::{ControllersHarness, key, until},
 };
 
 /// A ConfigMap that stays after its deletion until [`release`].
-async fn held_map(cluster: &Cluster, name: &str, owners: Vec<Value>) -> ConfigMap {
+async fn held_map(cluster: &ControllersHarness, name: &str, owners: Vec<Value>) -> ConfigMap {
     let metadata = json!({"name": name, "finalizers": ["test.dev/hold"], "ownerReferences": owners});
     cluster.create(json!({"metadata": metadata})).await
 }
 
-async fn release(cluster: &Cluster, name: &str) {
+async fn release(cluster: &ControllersHarness, name: &str) {
     let patch = Patch::Merge(json!({"metadata": {"finalizers": null}}));
     cluster.api::<ConfigMap>().patch(name, &PatchParams::default(), &patch).await.unwrap();
 }
 
 /// Waits until an object is being deleted and has only the finalizer of [`held_map`].
-async fn until_only_held(cluster: &Cluster, name: &str) {
+async fn until_only_held(cluster: &ControllersHarness, name: &str) {
     let maps = cluster.config_maps();
     let only_held = || {
         maps.get(&key(name)).is_some_and(|map| {

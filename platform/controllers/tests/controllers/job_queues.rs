@@ -1,6 +1,6 @@
 //! The controller of job queues against the real API.
 
-use crate::support::{Cluster, key, until};
+use crate::support::{ControllersHarness, key, until};
 use kube::{
     Api,
     api::{DeleteParams, PostParams},
@@ -26,7 +26,7 @@ fn selected(jobs: &Informer<Job>, name: &str) -> Option<Value> {
 
 #[tokio::test]
 async fn jobs_of_a_queue_are_placed_in_flavors_within_their_quotas() {
-    let cluster = Cluster::quiet().await;
+    let cluster = ControllersHarness::quiet().await;
     cluster.run_controllers();
     let flavor =
         |model: &str| json!({"name": model, "nodeLabels": {MODEL: model}, "quota": {"nvidia.com/gpu": 1}});

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use crate::support::{Cluster, is_ready, key, stays, until};
+use crate::support::{ControllersHarness, is_ready, key, stays, until};
 use kube::{
     ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
@@ -29,8 +29,8 @@ fn job(name: &str, exit_code: Option<i32>, spec: Value) -> Value {
 }
 
 /// A complete cluster, without a pause after a failure.
-async fn cluster() -> Cluster {
-    let mut cluster = Cluster::quiet().await;
+async fn cluster() -> ControllersHarness {
+    let mut cluster = ControllersHarness::quiet().await;
     cluster.config.job.backoff.first = Duration::ZERO;
     cluster.jobs = Some(JobFiles::new(cluster.artifacts.clone(), cluster.folder.path().join("jobs")));
     cluster.run_controllers();
@@ -38,17 +38,17 @@ async fn cluster() -> Cluster {
     cluster
 }
 
-fn known(cluster: &Cluster, name: &str) -> Option<Arc<Job>> {
+fn known(cluster: &ControllersHarness, name: &str) -> Option<Arc<Job>> {
     cluster.informers.of::<Job>().get(&key(name))
 }
 
-fn holds(cluster: &Cluster, name: &str, condition: &str) -> bool {
+fn holds(cluster: &ControllersHarness, name: &str, condition: &str) -> bool {
     let status = known(cluster, name).and_then(|job| job.status.clone());
     let conditions = status.and_then(|status| status.conditions).unwrap_or_default();
     conditions.iter().any(|known| known.type_ == condition && known.status == "True")
 }
 
-async fn until_job(cluster: &Cluster, why: &str, what: impl Fn() -> bool) {
+async fn until_job(cluster: &ControllersHarness, why: &str, what: impl Fn() -> bool) {
     until(&cluster.informers.of::<Job>(), why, what).await;
 }
 

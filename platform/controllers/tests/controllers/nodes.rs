@@ -9,17 +9,17 @@ use kube::{
 use mayfly_api::k8s::api::core::v1::{Node, Pod, PodCondition};
 use serde_json::json;
 
-use crate::support::{Cluster, key, until};
+use crate::support::{ControllersHarness, key, until};
 
 /// A pod on a node, which stays after its deletion.
-async fn held_pod(cluster: &Cluster, name: &str, node: &str) {
+async fn held_pod(cluster: &ControllersHarness, name: &str, node: &str) {
     let pod = json!({"metadata": {"name": name, "finalizers": ["test.dev/hold"]}, "spec": {
         "nodeName": node, "runtimeClassName": "wasm", "containers": [{"name": "c", "image": "x"}]}});
     cluster.create::<Pod>(pod).await;
 }
 
 /// The condition of a pod that was ended by a cause outside of it, once the pod is being deleted.
-fn disruption(cluster: &Cluster, name: &str) -> Option<PodCondition> {
+fn disruption(cluster: &ControllersHarness, name: &str) -> Option<PodCondition> {
     let pod = cluster.pods().get(&key(name))?;
     pod.metadata.deletion_timestamp.as_ref()?;
     let mut conditions = pod.status.clone()?.conditions?.into_iter();
@@ -28,7 +28,7 @@ fn disruption(cluster: &Cluster, name: &str) -> Option<PodCondition> {
 
 #[tokio::test]
 async fn a_pod_whose_node_does_not_exist_has_failed_by_a_disruption() {
-    let mut cluster = Cluster::quiet().await;
+    let mut cluster = ControllersHarness::quiet().await;
     cluster.config.pods.every = Duration::from_millis(50);
     cluster.config.pods.orphaned_after = Duration::ZERO;
     cluster.run_controllers();
@@ -41,7 +41,7 @@ async fn a_pod_whose_node_does_not_exist_has_failed_by_a_disruption() {
 
 #[tokio::test]
 async fn a_taint_evicts_the_pods_of_a_node() {
-    let mut cluster = Cluster::quiet().await;
+    let mut cluster = ControllersHarness::quiet().await;
     cluster.config.node.every = Duration::from_millis(50);
     cluster.run_controllers();
     let nodes: Api<Node> = Api::all(cluster.client.clone());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::support::{Cluster, is_ready, key, stays, until};
+use crate::support::{ControllersHarness, is_ready, key, stays, until};
 use kube::{
     Resource as _, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
@@ -21,7 +21,7 @@ fn set(name: &str, replicas: i32) -> Value {
             "runtimeClassName": "wasm", "containers": [{"name": "c", "image": "x"}]}}}})
 }
 
-fn owned(cluster: &Cluster, set: &ReplicaSet) -> Vec<Arc<Pod>> {
+fn owned(cluster: &ControllersHarness, set: &ReplicaSet) -> Vec<Arc<Pod>> {
     let mut pods = cluster.pods().list();
     pods.retain(|pod| {
         pod.owner_references().iter().any(|owner| Some(&owner.uid) == set.metadata.uid.as_ref())
@@ -30,18 +30,18 @@ fn owned(cluster: &Cluster, set: &ReplicaSet) -> Vec<Arc<Pod>> {
     pods
 }
 
-async fn scale(cluster: &Cluster, name: &str, replicas: i32) {
+async fn scale(cluster: &ControllersHarness, name: &str, replicas: i32) {
     let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
     cluster.api::<ReplicaSet>().patch(name, &PatchParams::default(), &patch).await.unwrap();
 }
 
-fn ready(cluster: &Cluster, name: &str) -> Option<i32> {
+fn ready(cluster: &ControllersHarness, name: &str) -> Option<i32> {
     cluster.sets().get(&key(name))?.status.as_ref()?.ready_replicas
 }
 
 #[tokio::test]
 async fn makes_exactly_as_many_as_asked() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let web: ReplicaSet = cluster.create(set("web", 30)).await;
     until(&cluster.sets(), "all are ready", || ready(&cluster, "web") == Some(30)).await;
     stays("there are no more", || owned(&cluster, &web).len() == 30).await;
@@ -66,7 +66,7 @@ async fn makes_exactly_as_many_as_asked() {
 
 #[tokio::test]
 async fn adopts_what_matches_and_releases_what_does_not() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let bare = json!({"metadata": {"name": "bare", "labels": {"app": "web"}},
         "spec": {"runtimeClassName": "wasm", "containers": [{"name": "c", "image": "x"}]}});
     cluster.create::<Pod>(bare).await;
@@ -87,7 +87,7 @@ async fn adopts_what_matches_and_releases_what_does_not() {
 
 #[tokio::test]
 async fn orphaned_pods_are_taken_over_by_the_next_set() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let first: ReplicaSet = cluster.create(set("web", 3)).await;
     until(&cluster.sets(), "three are ready", || ready(&cluster, "web") == Some(3)).await;
     let names = |set: &ReplicaSet| owned(&cluster, set).iter().map(|pod| pod.name_any()).collect::<Vec<_>>();
@@ -104,7 +104,7 @@ async fn orphaned_pods_are_taken_over_by_the_next_set() {
 
 #[tokio::test]
 async fn reports_a_template_that_cannot_work() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let mut bad = set("bad", 500);
     bad["spec"]["template"]["spec"]["containers"][0]["name"] = json!("Not A Name");
     let set: Result<ReplicaSet, _> = serde_json::from_value(bad);
@@ -124,7 +124,7 @@ async fn reports_a_template_that_cannot_work() {
 
 #[tokio::test]
 async fn reports_a_refusal_in_the_words_of_the_api() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
     cluster.create::<ResourceQuota>(quota).await;
     cluster.create::<ReplicaSet>(set("web", 1)).await;
@@ -140,7 +140,7 @@ async fn reports_a_refusal_in_the_words_of_the_api() {
 
 #[tokio::test]
 async fn deletion_takes_the_pods_along() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     cluster.create::<ReplicaSet>(set("web", 5)).await;
     until(&cluster.sets(), "five are ready", || ready(&cluster, "web") == Some(5)).await;
     cluster.api::<ReplicaSet>().delete("web", &DeleteParams::foreground()).await.unwrap();

@@ -15,14 +15,14 @@ use mayfly_api::k8s::api::{
 use mayfly_informer::Informer;
 use serde_json::{Value, json};
 
-use crate::support::{Cluster, NS, key, stays, until};
+use crate::support::{ControllersHarness, NS, key, stays, until};
 
 fn template(image: &str) -> Value {
     json!({"metadata": {"labels": {"app": "web"}}, "spec": {
         "runtimeClassName": "wasm", "containers": [{"name": "c", "image": image}]}})
 }
 
-fn images(cluster: &Cluster) -> Vec<(String, String)> {
+fn images(cluster: &ControllersHarness) -> Vec<(String, String)> {
     let pods = cluster.pods().list();
     let live = pods.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
     live.filter_map(|pod| Some((pod.name_any(), pod.spec.as_ref()?.containers[0].image.clone()?))).collect()
@@ -30,7 +30,7 @@ fn images(cluster: &Cluster) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn a_stateful_set_starts_updates_and_shrinks_in_order() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let sets: Informer<StatefulSet> = cluster.informers.of();
     let object = json!({"metadata": {"name": "db"}, "spec": {"replicas": 3, "serviceName": "db",
         "selector": {"matchLabels": {"app": "web"}}, "template": template("one")}});
@@ -58,7 +58,7 @@ async fn a_stateful_set_starts_updates_and_shrinks_in_order() {
 
 #[tokio::test]
 async fn a_daemon_set_runs_on_the_node_and_updates() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let sets: Informer<DaemonSet> = cluster.informers.of();
     let object = json!({"metadata": {"name": "log"}, "spec": {
         "selector": {"matchLabels": {"app": "web"}}, "template": template("one")}});
@@ -89,7 +89,7 @@ async fn a_daemon_set_runs_on_the_node_and_updates() {
 
 #[tokio::test]
 async fn a_service_has_the_ready_pods_of_its_controller_as_endpoints() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let (slices, endpoints): (Informer<EndpointSlice>, Informer<Endpoints>) =
         (cluster.informers.of(), cluster.informers.of());
     let object = json!({"metadata": {"name": "web"}, "spec": {"replicas": 3,
@@ -120,7 +120,7 @@ async fn a_service_has_the_ready_pods_of_its_controller_as_endpoints() {
 
 #[tokio::test]
 async fn a_budget_counts_and_namespaces_have_their_account() {
-    let cluster = Cluster::start().await;
+    let cluster = ControllersHarness::start().await;
     let budgets: Informer<PodDisruptionBudget> = cluster.informers.of();
     let object = json!({"metadata": {"name": "web"}, "spec": {"replicas": 3,
         "selector": {"app": "web"}, "template": template("one")}});
@@ -147,7 +147,7 @@ async fn a_budget_counts_and_namespaces_have_their_account() {
 /// Whether claims follow the retention policy when it changes, and come back while their pod waits for them.
 #[tokio::test]
 async fn the_claims_of_a_stateful_set_follow_its_policy() {
-    let cluster = Cluster::quiet().await;
+    let cluster = ControllersHarness::quiet().await;
     cluster.run_controllers();
     let claims: Informer<PersistentVolumeClaim> = cluster.informers.of();
     let template = json!({"metadata": {"labels": {"app": "web"}}, "spec": {
@@ -181,7 +181,7 @@ async fn the_claims_of_a_stateful_set_follow_its_policy() {
 
 #[tokio::test]
 async fn a_budget_counts_by_the_scale_of_a_custom_kind() {
-    let cluster = Cluster::quiet().await;
+    let cluster = ControllersHarness::quiet().await;
     cluster.run_controllers();
     let send = async |path: &str, body: Value| {
         let request = http::Request::post(path).header("content-type", "application/json");

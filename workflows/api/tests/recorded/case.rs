@@ -12,12 +12,12 @@ pub(crate) struct Case {
     /// `<folder>/<case>`.
     #[serde(skip)]
     pub(crate) name: String,
-    pub(crate) calls: Vec<Call>,
+    pub(crate) calls: Vec<RecordedCall>,
     pub(crate) expected: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
-pub(crate) struct Call {
+pub(crate) struct RecordedCall {
     pub(crate) operation: String,
     pub(crate) params: Value,
 }

@@ -107,10 +107,10 @@ impl Fixture {
     }
 
     /// Opens a watch and returns its lines as they come.
-    pub async fn watch(&self, path: &str) -> Lines {
+    pub async fn watch(&self, path: &str) -> ReceivedEvents {
         let response = self.send(request("GET", path).body(Body::empty()).unwrap()).await;
         assert_eq!(response.status(), StatusCode::OK, "{path}");
-        Lines { body: response.into_body(), buffer: Vec::new() }
+        ReceivedEvents { body: response.into_body(), buffer: Vec::new() }
     }
 }
 
@@ -127,12 +127,12 @@ pub async fn json_of(response: Response<Body>) -> (StatusCode, Value) {
 }
 
 /// The lines of a watch.
-pub struct Lines {
+pub struct ReceivedEvents {
     body: Body,
     buffer: Vec<u8>,
 }
 
-impl Lines {
+impl ReceivedEvents {
     /// The next line; `None` at the end.
     pub async fn next(&mut self) -> Option<Value> {
         loop {

@@ -43,7 +43,7 @@ pub const NODE: &str = "here";
 /// The smallest content that the fake inspector accepts as a component.
 pub const COMPONENT: &[u8] = b"\0asm component";
 
-pub struct Cluster {
+pub struct ControllersHarness {
     pub client: Client,
     pub informers: Informers,
     pub server: ApiServer,
@@ -57,7 +57,7 @@ pub struct Cluster {
     _stop: DropGuard,
 }
 
-impl Cluster {
+impl ControllersHarness {
     /// The API without controllers, scheduler and node.
     pub async fn quiet() -> Self {
         let folder = tempfile::tempdir().unwrap();
