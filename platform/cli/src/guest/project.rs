@@ -222,7 +222,7 @@ mod tests {
             (
                 PACKAGE,
                 Some(format!("{function}metadata: {{name: a}}\nspec: {{source: {{image: x}}}}\n")),
-                "leave out spec.source",
+                "has spec.source, but the build provides it",
             ),
             (PACKAGE, Some("a: [\n".to_owned()), "not one YAML document"),
             ("[workspace]\n", None, "it is a workspace"),

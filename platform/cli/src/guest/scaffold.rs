@@ -252,7 +252,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("precious"), "").unwrap();
         let error = new_project(ProjectTemplate::Rust, dir.path(), "shop").unwrap_err().to_string();
-        assert!(error.contains("not empty; nothing was written"), "{error}");
+        assert!(error.contains("not empty\n  nothing was written"), "{error}");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 

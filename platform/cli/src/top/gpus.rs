@@ -80,6 +80,10 @@ fn rows(before: &[Sample], after: &[Sample], took: Duration) -> Vec<GpuRow> {
     for sample in after {
         let Some(name) = sample.name.strip_prefix(PREFIX) else { continue };
         let label = |name: &str| sample.label(name).to_owned();
+        // Metrics of a node, such as its violations.
+        if label("gpu").is_empty() {
+            continue;
+        }
         let (row, users) = gpus.entry((label("node"), label("gpu"))).or_default();
         let Some(name) = name.strip_prefix("container_") else {
             (row.index, row.instance) = position(sample.label("index"));
@@ -185,6 +189,7 @@ mod tests {
              mayfly_gpu_container_memory_used_bytes{{{pod}}} 512\n\
              mayfly_gpu_container_memory_limit_bytes{{{pod}}} 8589934592\n\
              mayfly_gpu_container_throttled_total{{{pod}}} 7\n\
+             mayfly_gpu_violations_total{{node=\"n\",kind=\"memory\"}} 1\n\
              mayfly_gpu_container_busy_seconds_total{{{pod}}} {of_pod}\n"
         ))
     }

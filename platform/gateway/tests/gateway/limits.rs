@@ -184,12 +184,12 @@ async fn a_head_that_is_none_or_too_large_is_answered_in_words() {
             "431 Request Header Fields Too Large",
             "head_too_large",
         ),
-        // The gateway is not a proxy: the address has no route, and is refused like any other.
+        // The gateway is not a proxy.
         (
             "CONNECT example.com:443 HTTP/1.1\r\nhost: example.com:443\r\nconnection: close\r\n\r\n"
                 .to_owned(),
-            "404 Not Found",
-            "not_found",
+            "400 Bad Request",
+            "bad_request",
         ),
         // The same on a connection that has served requests before.
         (format!("{served}{served}rubbish\r\n\r\n"), "400 Bad Request", "bad_request"),

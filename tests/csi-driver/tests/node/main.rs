@@ -182,7 +182,7 @@ async fn a_call_that_fails_is_repeated_and_its_reason_is_shown() {
     ] {
         driver.set_fault(call, Some(fault));
         let pod = node.pod(name, "one", mounted()).await;
-        node.event(name, "Failed", reason).await;
+        node.event(name, "FailedMount", reason).await;
         driver.set_fault(call, None);
         node.started(&pod).await;
         node.delete(name).await;
@@ -190,7 +190,7 @@ async fn a_call_that_fails_is_repeated_and_its_reason_is_shown() {
     // A pod whose volume was never mounted is removed while the driver refuses.
     driver.set_fault("NodeStageVolume", Some(refuse(Code::Internal)));
     node.pod("never", "one", mounted()).await;
-    node.event("never", "Failed", "refused NodeStageVolume").await;
+    node.event("never", "FailedMount", "refused NodeStageVolume").await;
     node.delete("never").await;
     driver.set_fault("NodeStageVolume", None);
     for (name, call, fault) in [
