@@ -47,8 +47,8 @@ pub struct ApiError {
 /// The metadata of a `Status`.
 #[derive(Clone, Debug, Default, Serialize)]
 struct StatusMeta {
-    #[serde(rename = "continue", skip_serializing_if = "String::is_empty")]
-    continue_token: String,
+    #[serde(rename = "continue", skip_serializing_if = "Option::is_none")]
+    continue_token: Option<Box<str>>,
 }
 
 /// The `details` of a `Status`: the object, and the causes.
@@ -359,7 +359,7 @@ impl ApiError {
                        inconsistent list - objects that were created, modified, or deleted between the time the first \
                        chunk was returned and now may show up in the list.";
         let mut error = Self::new(StatusCode::GONE, "Expired", message);
-        error.metadata.continue_token = token;
+        error.metadata.continue_token = Some(token.into());
         error
     }
 
