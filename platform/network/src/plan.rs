@@ -15,7 +15,7 @@ use mayfly_api::k8s::api::{
 };
 
 pub use self::endpoints::ProxyNode;
-use self::endpoints::{Candidates, Policy, local_endpoints};
+use self::endpoints::{Candidates, TrafficPolicy, local_endpoints};
 
 /// The label of an EndpointSlice with the name of its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -191,7 +191,7 @@ pub fn plan<'a>(
 /// The health check port of a Service with `externalTrafficPolicy: Local`.
 fn health_check_port(spec: &ServiceSpec) -> Option<u16> {
     let is_local = spec.type_.as_deref() == Some("LoadBalancer")
-        && Policy::of(spec.external_traffic_policy.as_deref()) == Policy::Local;
+        && TrafficPolicy::of(spec.external_traffic_policy.as_deref()) == TrafficPolicy::Local;
     let port = spec.health_check_node_port.and_then(|port| u16::try_from(port).ok());
     port.filter(|port| is_local && *port != 0)
 }
@@ -219,8 +219,8 @@ impl PortPlan<'_> {
     fn add_to(&self, rules: &mut RuleSet) {
         let Some(protocol) = TransportProtocol::of(self.port.protocol.as_deref()) else { return };
         let Ok(port) = u16::try_from(self.port.port) else { return };
-        let internal = Policy::of(self.spec.internal_traffic_policy.as_deref());
-        let external = Policy::of(self.spec.external_traffic_policy.as_deref());
+        let internal = TrafficPolicy::of(self.spec.internal_traffic_policy.as_deref());
+        let external = TrafficPolicy::of(self.spec.external_traffic_policy.as_deref());
         let mut add = |frontend, address: Option<IpAddr>, policy, is_external: bool| {
             let backend = self.backend(protocol, address, policy, is_external);
             // If two Services claim one address, the first in name order keeps it.
@@ -255,7 +255,7 @@ impl PortPlan<'_> {
         &self,
         protocol: TransportProtocol,
         address: Option<IpAddr>,
-        policy: Policy,
+        policy: TrafficPolicy,
         is_external: bool,
     ) -> Backend {
         let candidates = self.candidates(protocol);
@@ -266,7 +266,7 @@ impl PortPlan<'_> {
             endpoints.into_iter().filter(is_usable).collect()
         };
         let endpoints = of_family(policy);
-        let all = (policy == Policy::Local).then(|| of_family(Policy::Cluster));
+        let all = (policy == TrafficPolicy::Local).then(|| of_family(TrafficPolicy::Cluster));
         Backend {
             service: ServicePortName {
                 namespace: self.namespace.to_owned(),
@@ -277,7 +277,7 @@ impl PortPlan<'_> {
             endpoints,
             inside_endpoints: all.filter(|_| is_external),
             affinity: self.affinity(),
-            masquerade: is_external && policy == Policy::Cluster,
+            masquerade: is_external && policy == TrafficPolicy::Cluster,
             source_ranges: match is_external {
                 true => self.spec.load_balancer_source_ranges.clone().unwrap_or_default(),
                 false => Vec::new(),

@@ -2,7 +2,7 @@
 //!
 //! Values are stored as text, because other representations lose the spelling of numbers.
 
-use super::event::TaskEnd;
+use super::event::ReportedEnd;
 use super::ids::{EffectId, MapRunId, ThreadId, TimerId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ struct State {
     runs: BTreeMap<MapRunId, MapRunState>,
     ready: VecDeque<ThreadId>,
     #[serde(default)]
-    reported: VecDeque<(EffectId, TaskEnd)>,
+    reported: VecDeque<(EffectId, ReportedEnd)>,
     redrive_count: u32,
     redrive_ms: Option<i64>,
     #[serde(default)]

@@ -88,7 +88,7 @@ pub enum Event {
         /// The effect.
         n: EffectId,
         /// The reported end.
-        end: TaskEnd,
+        end: ReportedEnd,
     },
     /// A child of a map run ended.
     #[serde(rename = "child")]
@@ -144,7 +144,7 @@ pub enum Event {
 
 /// The end of a task that a token's holder or a worker reported.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum TaskEnd {
+pub enum ReportedEnd {
     /// A result.
     #[serde(rename = "ok")]
     Succeeded {
@@ -161,7 +161,7 @@ pub enum TaskEnd {
     },
 }
 
-impl TaskEnd {
+impl ReportedEnd {
     /// The event for the end of this effect: evaluated with a later event if `deferred`.
     pub fn event(self, n: EffectId, deferred: bool) -> Event {
         match self {
@@ -184,7 +184,7 @@ impl Event {
             Event::Submitted { output, .. }
             | Event::Succeeded { output, .. }
             | Event::Answered { output, .. }
-            | Event::Reported { end: TaskEnd::Succeeded { output }, .. } => Some(output),
+            | Event::Reported { end: ReportedEnd::Succeeded { output }, .. } => Some(output),
             Event::Child { output, .. } => output.as_mut(),
             _ => None,
         }

@@ -61,7 +61,7 @@ use mayfly_workflows_language::ids;
 pub use batches::batched;
 pub use call::{Action, Call, ChildResult, ChildStart, TaskCall};
 pub use context::time_text;
-pub use event::{Event, TaskEnd};
+pub use event::{Event, ReportedEnd};
 pub use ids::{EffectId, MapRunId, ThreadId, TimerId};
 pub use map_counts::MapRunCounts;
 pub use retry::{error_matches, interval_seconds};

@@ -1,6 +1,6 @@
 //! The state of one execution.
 
-use super::event::TaskEnd;
+use super::event::ReportedEnd;
 use super::ids::{EffectId, MapRunId, ThreadId, TimerId};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -118,7 +118,7 @@ pub struct Machine {
     pub(super) runs: BTreeMap<MapRunId, MapRunState>,
     pub(super) ready: VecDeque<ThreadId>,
     /// Reported ends of tasks that the next [`super::Event::Continue`] evaluates.
-    pub(super) reported: VecDeque<(EffectId, TaskEnd)>,
+    pub(super) reported: VecDeque<(EffectId, ReportedEnd)>,
     pub(super) redrive_count: u32,
     pub(super) redrive_ms: Option<i64>,
     /// The tokens and times of the last redrives, oldest first.

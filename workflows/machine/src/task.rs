@@ -12,7 +12,7 @@ use mayfly_workflows_language::value::Value;
 use super::call::{Action, Call, TaskCall};
 use super::envelope;
 use super::error_source::ErrorSource;
-use super::event::TaskEnd;
+use super::event::ReportedEnd;
 use super::failure::RaisedError;
 use super::quantity;
 use super::stages::Unobserved;
@@ -315,7 +315,7 @@ impl Turn<'_> {
     }
 
     /// Ends the task's effect and time limits, and keeps its reported end for the next turn.
-    pub(super) fn task_reported(&mut self, effect: EffectId, end: TaskEnd) {
+    pub(super) fn task_reported(&mut self, effect: EffectId, end: ReportedEnd) {
         let Some((number, _)) = self.task_of(effect) else { return };
         let Some(Phase::Task(task)) = self.active(number).map(|active| &active.phase) else { return };
         let timers = [task.timeout, task.heartbeat.map(|(timer, _)| timer)];

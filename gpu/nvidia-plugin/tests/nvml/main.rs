@@ -18,7 +18,7 @@ use mayfly_gpu_proto::{
 };
 use mayfly_runtime::{DeviceError, NodeDevices as _, NodeGpus as _, PodUid};
 
-use crate::node::{CONTEXT_BYTES, Node, TestHost, host, pod, pod_with};
+use crate::node::{CONTEXT_BYTES, GpuNode, TestHost, host, pod, pod_with};
 
 #[test]
 fn the_driver_describes_its_gpus() {
@@ -103,7 +103,7 @@ fn figures_are_the_drivers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gpu_with_a_fault_is_offered_again_when_it_is_well() {
     let TestHost { source, sim, host, .. } = host("2xL4");
-    let node = Node::start(source, &host, Duration::from_millis(1));
+    let node = GpuNode::start(source, &host, Duration::from_millis(1));
     node.offers(RESOURCE_GPU, 2, 2).await;
     node.offers(RESOURCE_CORE, 200, 200).await;
     // The driver's events count from the watcher's start, which cannot be observed: errors are repeated until one is
@@ -135,7 +135,7 @@ async fn a_gpu_with_a_fault_is_offered_again_when_it_is_well() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_share_that_no_single_gpu_has_free_is_waited_for() {
     let TestHost { source, host, folder: _folder, .. } = host("2xL4");
-    let node = Node::start(source, &host, Duration::from_secs(30));
+    let node = GpuNode::start(source, &host, Duration::from_secs(30));
     node.offers(RESOURCE_CORE, 200, 200).await;
     node.offers(RESOURCE_MEMORY, 178, 178).await;
     for uid in ["a", "b"] {
@@ -154,7 +154,7 @@ async fn a_share_that_no_single_gpu_has_free_is_waited_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restarted_container_has_all_of_its_memory() {
     let TestHost { source, host, folder: _folder, .. } = host("L4");
-    let node = Node::start(source, &host, Duration::from_secs(30));
+    let node = GpuNode::start(source, &host, Duration::from_secs(30));
     node.offers(RESOURCE_CORE, 100, 100).await;
     node.offers(RESOURCE_MEMORY, 89, 89).await;
     let pod = pod("uid", 50);
@@ -179,7 +179,7 @@ struct Program {
 
 impl Program {
     /// `pid`: a living process, which is in a container of the pod according to the node's `/proc`.
-    fn start(node: &Node, host: &SimulatedHost, pid: u32, pod: &str, bytes: u64) -> Self {
+    fn start(node: &GpuNode, host: &SimulatedHost, pid: u32, pod: &str, bytes: u64) -> Self {
         let process = node.folder.path().join("proc").join(pid.to_string());
         std::fs::create_dir_all(&process).unwrap();
         std::fs::write(process.join("cgroup"), format!("0::/mayfly/burstable/{pod}/0a1b\n")).unwrap();
@@ -200,7 +200,7 @@ impl Program {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_bypasses_the_library_is_in_violation() {
     let TestHost { source, host, sim, folder: _folder, .. } = host("2xL4");
-    let node = Node::start(source, &host, Duration::from_secs(30));
+    let node = GpuNode::start(source, &host, Duration::from_secs(30));
     node.offers(RESOURCE_CORE, 200, 200).await;
     node.offers(RESOURCE_MEMORY, 178, 178).await;
     for uid in ["honest", "cheat"] {
@@ -235,7 +235,7 @@ async fn a_container_that_bypasses_the_library_is_in_violation() {
 #[tokio::test(flavor = "multi_thread")]
 async fn gpu_time_is_that_of_shares_and_of_whole_gpus() {
     let TestHost { source, host, sim, folder: _folder, .. } = host("2xL4");
-    let node = Node::start(source, &host, Duration::from_secs(30));
+    let node = GpuNode::start(source, &host, Duration::from_secs(30));
     node.offers(RESOURCE_CORE, 200, 200).await;
     node.offers(RESOURCE_MEMORY, 178, 178).await;
     let time = |uid: &str| node.meter.time_used(&PodUid(uid.into()));
@@ -271,7 +271,7 @@ async fn gpu_time_is_that_of_shares_and_of_whole_gpus() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_that_uses_more_time_than_its_share_is_reported() {
     let TestHost { source, host, folder: _folder, .. } = host("2xL4");
-    let node = Node::start(source, &host, Duration::from_secs(30));
+    let node = GpuNode::start(source, &host, Duration::from_secs(30));
     node.offers(RESOURCE_CORE, 200, 200).await;
     node.offers(RESOURCE_MEMORY, 178, 178).await;
     let mut elastic = pod("elastic", 30);
@@ -313,7 +313,7 @@ async fn a_container_that_uses_more_time_than_its_share_is_reported() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_admitted_again_has_its_limits() {
     let TestHost { source, host, folder: _folder, .. } = host("L4");
-    let node = Node::start(source, &host, Duration::from_secs(30));
+    let node = GpuNode::start(source, &host, Duration::from_secs(30));
     node.offers(RESOURCE_CORE, 100, 100).await;
     node.offers(RESOURCE_MEMORY, 89, 89).await;
     let pod = pod("uid", 50);

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::symlink, sync::atomic::Ordering::Relaxed, time::Dura
 use mayfly_gpu_nvidia_plugin::{Gpu, MigStrategy, RESOURCE_CORE, RESOURCE_GPU, labels};
 use mayfly_runtime::NodeDevices as _;
 
-use crate::node::{Node, TestHost, host, host_with, pod_with};
+use crate::node::{GpuNode, TestHost, host, host_with, pod_with};
 
 const SMALL: &str = "nvidia.com/mig-1g.10gb";
 const LARGE: &str = "nvidia.com/mig-3g.40gb";
@@ -46,7 +46,7 @@ async fn a_container_gets_an_instance_and_its_capabilities() {
         symlink("/dev/null", path).unwrap();
     }
     let large = source.gpus()[1].uuid.clone();
-    let node = Node::start(source, &host, Duration::from_millis(1));
+    let node = GpuNode::start(source, &host, Duration::from_millis(1));
     node.offers(SMALL, 3, 3).await;
     node.offers(LARGE, 1, 1).await;
     node.offers(RESOURCE_GPU, 1, 1).await;
@@ -80,7 +80,7 @@ async fn a_container_gets_an_instance_and_its_capabilities() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_instance_with_a_fault_is_not_offered() {
     let TestHost { source, host, folder: _folder, sim } = host(GPUS);
-    let node = Node::start(source, &host, Duration::from_millis(1));
+    let node = GpuNode::start(source, &host, Duration::from_millis(1));
     node.offers(SMALL, 3, 3).await;
     // The self-test fails until the errors are reset.
     sim.device(1).uncorrected_errors.store(1, Relaxed);
@@ -111,7 +111,7 @@ async fn an_instance_with_a_fault_is_not_offered() {
 async fn instances_of_one_profile_may_be_offered_as_gpus() {
     let TestHost { source, host, folder: _folder, .. } =
         host_with("2xH100:mig=2g.20gb*3", MigStrategy::Single);
-    let node = Node::start(source, &host, Duration::from_millis(1));
+    let node = GpuNode::start(source, &host, Duration::from_millis(1));
     node.offers(RESOURCE_GPU, 6, 6).await;
     let given = node.manager.prepare(&pod_with("a", &[(RESOURCE_GPU, 1)]), "c").await.unwrap();
     let visible =

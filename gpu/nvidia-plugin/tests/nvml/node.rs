@@ -49,14 +49,14 @@ pub(crate) const CONTEXT_BYTES: u64 = 1 << 20;
 const TIME_WINDOW: Duration = Duration::from_millis(200);
 
 /// The plugin with a device manager, as the node runs them.
-pub(crate) struct Node {
+pub(crate) struct GpuNode {
     pub(crate) manager: Arc<DeviceManager>,
     pub(crate) meter: GpuMeter,
     stop: CancellationToken,
     pub(crate) folder: tempfile::TempDir,
 }
 
-impl Node {
+impl GpuNode {
     pub(crate) fn start(source: GpuSource, host: &SimulatedHost, quarantine: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         // Stands for the shim that containers would get; no container runs.
@@ -108,7 +108,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for GpuNode {
     fn drop(&mut self) {
         self.stop.cancel();
     }

@@ -32,13 +32,13 @@ impl ProxyNode {
 
 /// A traffic policy.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Policy {
+pub(super) enum TrafficPolicy {
     Cluster,
     /// Only endpoints on this node.
     Local,
 }
 
-impl Policy {
+impl TrafficPolicy {
     pub(super) fn of(field: Option<&str>) -> Self {
         if field == Some("Local") { Self::Local } else { Self::Cluster }
     }
@@ -67,7 +67,7 @@ impl<'a> Candidates<'a> {
     }
 
     /// The ready endpoints; if there are none, the terminating endpoints that still serve.
-    pub(super) fn endpoints(&self, policy: Policy, node: &ProxyNode) -> BTreeSet<SocketAddr> {
+    pub(super) fn endpoints(&self, policy: TrafficPolicy, node: &ProxyNode) -> BTreeSet<SocketAddr> {
         let of_family = |is_ipv4| {
             let own = self.0.iter().copied().filter(move |(at, _)| at.is_ipv4() == is_ipv4);
             usable(own.collect(), policy, node)
@@ -79,12 +79,12 @@ impl<'a> Candidates<'a> {
 
 fn usable(
     candidates: Vec<(SocketAddr, &Endpoint)>,
-    policy: Policy,
+    policy: TrafficPolicy,
     node: &ProxyNode,
 ) -> BTreeSet<SocketAddr> {
     let (mut ready, mut terminating) = (Vec::new(), BTreeSet::new());
     for (at, endpoint) in candidates {
-        if policy == Policy::Local && endpoint.node_name.as_deref() != Some(&*node.name) {
+        if policy == TrafficPolicy::Local && endpoint.node_name.as_deref() != Some(&*node.name) {
             continue;
         }
         match usability(endpoint) {
@@ -98,7 +98,7 @@ fn usable(
     if ready.is_empty() {
         return terminating;
     }
-    if policy == Policy::Cluster {
+    if policy == TrafficPolicy::Cluster {
         keep_hinted(&mut ready, node);
     }
     ready.into_iter().map(|(at, _)| at).collect()

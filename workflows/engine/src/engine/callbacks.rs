@@ -13,7 +13,7 @@ use super::types::ActivityTask;
 use crate::executor::activities::{ActivityHandover, Work};
 use mayfly_workflows_journal::JournalError;
 use mayfly_workflows_language::execution::JsonText;
-use mayfly_workflows_machine::{EffectId, Event, Machine, TaskEnd, Token};
+use mayfly_workflows_machine::{EffectId, Event, Machine, ReportedEnd, Token};
 use parking_lot::Mutex;
 
 /// The pause before a worker asks again for work that could not be given out.
@@ -51,7 +51,7 @@ impl Inner {
         self: &Arc<Self>,
         running: &Arc<ResidentExecution>,
         n: EffectId,
-        end: TaskEnd,
+        end: ReportedEnd,
     ) -> Result<(), TokenError> {
         // What the end causes may take long: the report is acknowledged first.
         let event = end.clone().event(n, running.evaluates_apart);
@@ -75,7 +75,7 @@ impl Engine {
         let (running, n) = self.inner.token(token).await?;
         let json = JsonText::from(output);
         json.value().map_err(|error| TokenError::InvalidOutput(error.describe(output)))?;
-        self.inner.report(&running, n, TaskEnd::Succeeded { output: json.into() }).await
+        self.inner.report(&running, n, ReportedEnd::Succeeded { output: json.into() }).await
     }
 
     /// A task's error.
@@ -86,7 +86,7 @@ impl Engine {
         cause: Option<String>,
     ) -> Result<(), TokenError> {
         let (running, n) = self.inner.token(token).await?;
-        self.inner.report(&running, n, TaskEnd::Failed { error, cause }).await
+        self.inner.report(&running, n, ReportedEnd::Failed { error, cause }).await
     }
 
     /// Restarts the task's heartbeat timer. Nothing is journalled.
