@@ -242,7 +242,7 @@ async fn mig_instances_are_devices_of_their_own() -> Result<()> {
             printf("%d %zu\n", count, bytes >> 30);
         }"#;
     let command = format!(
-        "cat > /tmp/a.c <<'END'\n{program}\nEND\ngcc -o /tmp/a /tmp/a.c -ldl && /tmp/a && exec sleep 1d"
+        "mkdir -p /tmp && cat > /tmp/a.c <<'END'\n{program}\nEND\ngcc -o /tmp/a /tmp/a.c -ldl && /tmp/a && exec sleep 1d"
     );
     for (name, resource, memory_gib) in [("large", "mig-3g.40gb", 39), ("small", "mig-1g.10gb", 9)] {
         let spec = pod_spec(&command, &json!({format!("nvidia.com/{resource}"): 1}));
