@@ -283,7 +283,7 @@ async fn a_container_that_uses_more_time_than_its_share_is_reported() {
         Program::start(&node, &host, 1, "cheat", 1),
         Program::start(&node, &host, std::process::id(), "elastic", 1),
     ];
-    // Each uses about half of the GPU, until it is reported.
+    // Each uses about four fifths of the GPU, until it is reported.
     let working = async {
         let mut before = monotonic_ns();
         let mut pause = tokio::time::interval(Duration::from_millis(5));
@@ -291,7 +291,7 @@ async fn a_container_that_uses_more_time_than_its_share_is_reported() {
             pause.tick().await;
             let now = monotonic_ns();
             for program in &programs {
-                program.sim.submit_of(program.slot, 0, now, (now - before) / 2);
+                program.sim.submit_of(program.slot, 0, now, (now - before) * 4 / 5);
             }
             before = now;
         }
