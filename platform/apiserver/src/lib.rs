@@ -19,6 +19,7 @@ mod admission;
 mod api_endpoint;
 mod artifacts;
 mod audit;
+mod bootstrap_tokens;
 mod call;
 mod certificates;
 mod compaction;
@@ -66,6 +67,7 @@ mod yaml;
 
 pub use access::User;
 pub use audit::{Audit, AuditError, AuditPolicyError};
+pub use bootstrap_tokens::BootstrapToken;
 pub use certificates::{AuthorityError, ClientAuthority};
 pub use config::{ApiServerDeps, Clock, Config, FunctionConnector, Inspector, NodeConnector, NodeError};
 pub use pki::{Identity, PkiError, SignError};

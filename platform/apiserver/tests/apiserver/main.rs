@@ -7,6 +7,7 @@ mod audit;
 mod client;
 mod custom_resources;
 mod field_types;
+mod joining;
 mod kubectl;
 mod lifecycle;
 mod lists;
