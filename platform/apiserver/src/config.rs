@@ -46,6 +46,9 @@ pub struct Config {
     pub service_account_key: Option<Vec<u8>>,
     /// The authority whose client certificates authenticate users; `None`: no certificate does.
     pub client_authority: Option<ClientAuthority>,
+    /// The certificate of the authority that signs the server's own certificate, as PEM: the response of `/cacerts`.
+    /// `None`: there is no such path.
+    pub serving_authority_pem: Option<String>,
     /// The audit log; `None`: no request is recorded.
     pub audit: Option<Arc<Audit>>,
     /// Refuses pods whose service account does not exist. For servers with a controller that creates the account
@@ -80,6 +83,7 @@ impl Config {
             compaction_interval: Duration::from_secs(300),
             service_account_key: None,
             client_authority: None,
+            serving_authority_pem: None,
             audit: None,
             service_accounts_required: false,
             runtime_classes: Vec::new(),

@@ -241,7 +241,7 @@ fn allow(
     Ok(Allowed::User { path, user })
 }
 
-/// Health and version, which need no token.
+/// Health, version and the certificate of the server's authority, which need no token.
 fn open_to_all(server: &ServerState, parts: &Parts, path: &[String]) -> Option<Response> {
     let path: Vec<&str> = path.iter().map(String::as_str).collect();
     if parts.method != Method::GET && parts.method != Method::HEAD {
@@ -249,6 +249,11 @@ fn open_to_all(server: &ServerState, parts: &Parts, path: &[String]) -> Option<R
     }
     match path.as_slice() {
         ["version"] => Some(json_value(StatusCode::OK, &discovery::version())),
+        // A machine that joins compares it with the hash that it was given, before it sends its token.
+        ["cacerts"] => server.config.serving_authority_pem.clone().map(|pem| {
+            let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+            ([(header::CONTENT_TYPE, plain)], pem).into_response()
+        }),
         path => health::answer(server, path, parts.uri.query().unwrap_or("")),
     }
 }

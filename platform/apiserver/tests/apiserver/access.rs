@@ -33,6 +33,20 @@ async fn strangers_see_health_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn everyone_gets_the_certificate_of_the_servers_authority() {
+    let get = || Request::get("/cacerts").body(Body::empty()).unwrap();
+    let server = Fixture::with(|config| config.serving_authority_pem = Some("PEM".into()), |_| {}).await;
+    let response = server.send(get()).await;
+    assert_eq!(response.headers()["content-type"], "text/plain; charset=utf-8");
+    assert_eq!(json_of(response).await, (StatusCode::OK, json!("PEM")));
+    let post = Request::post("/cacerts").body(Body::empty()).unwrap();
+    assert_eq!(server.send(post).await.status(), StatusCode::UNAUTHORIZED);
+    let server = Fixture::new().await;
+    assert_eq!(server.send(get()).await.status(), StatusCode::UNAUTHORIZED);
+    assert_eq!(server.get("/cacerts").await.0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
 async fn unknown_paths_and_methods() {
     let server = Fixture::new().await;
     for (method, path, code) in [
