@@ -28,6 +28,12 @@ const EXTRA_CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 #[error("the authority of client certificates cannot be used: {0}")]
 pub struct AuthorityError(String);
 
+impl AuthorityError {
+    pub(crate) fn of(error: impl fmt::Display) -> Self {
+        Self(error.to_string())
+    }
+}
+
 /// Verifies certificates of one authority.
 #[derive(Clone)]
 pub struct ClientAuthority(Arc<dyn ClientCertVerifier>);
@@ -38,15 +44,14 @@ impl ClientAuthority {
     /// # Errors
     /// The text has no certificate of an authority.
     pub fn of_pem(pem: &str) -> Result<Self, AuthorityError> {
-        let failed = |error: &dyn fmt::Display| AuthorityError(error.to_string());
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(pem.as_bytes()) {
-            let certificate = certificate.map_err(|error| failed(&error))?;
-            roots.add(certificate).map_err(|error| failed(&error))?;
+            let certificate = certificate.map_err(AuthorityError::of)?;
+            roots.add(certificate).map_err(AuthorityError::of)?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-        verifier.build().map(Self).map_err(|error| failed(&error))
+        verifier.build().map(Self).map_err(AuthorityError::of)
     }
 
     /// A verifier for the handshake: a client may present no certificate, or any.

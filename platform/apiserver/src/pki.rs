@@ -23,12 +23,14 @@ use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, SanType, date_time_ymd,
 };
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject as _};
+use sha2::{Digest as _, Sha256};
 
-pub use self::signing::SignError;
 pub(crate) use self::signing::requested_groups;
+pub use self::{node_client::NodeClientCertificate, signing::SignError};
 use crate::certificates::{AuthorityError, ClientAuthority};
 
+mod node_client;
 mod signing;
 
 /// The lifetime of certificates.
@@ -58,6 +60,8 @@ pub enum PkiError {
     NoKey { path: PathBuf },
     #[error("{} exists but {} does not: restore it, or remove the folder to create a new identity", present.display(), absent.display())]
     Incomplete { present: PathBuf, absent: PathBuf },
+    #[error("{0:?} is neither a DNS name nor an IP address: the server's certificate cannot have it")]
+    Name(String),
     #[error("a certificate cannot be issued: {0}")]
     Issue(#[from] rcgen::Error),
     #[error("TLS cannot be set up: {0}")]
@@ -70,6 +74,7 @@ pub enum PkiError {
 #[derive(Clone)]
 pub struct Identity {
     ca_pem: String,
+    ca_hash: String,
     token: String,
     service_account_key: Vec<u8>,
     ca_key: Arc<KeyPair>,
@@ -85,8 +90,11 @@ impl std::fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Reads the identity in `folder`, or makes it. `extra_names` are further names or addresses under which
-    /// clients reach the server. Blocks.
+    /// Reads the identity in `folder`, or makes it. `extra_names` are further DNS names or IP addresses under which
+    /// clients reach the server. The server's certificate is issued by each call, so that it has these names. Blocks.
+    ///
+    /// # Errors
+    /// [`PkiError`]: a file cannot be read or written or is damaged, or one of `extra_names` cannot be in a certificate.
     pub fn load_or_create(folder: &Path, extra_names: &[String], now: Timestamp) -> Result<Self, PkiError> {
         let at = |path: &Path, source| PkiError::File { path: path.to_owned(), source };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|e| at(folder, e))?;
@@ -119,7 +127,8 @@ impl Identity {
         let client_authority = ClientAuthority::of_pem(&ca_pem)?;
         let tls = issue(&ca_key, &client_authority, extra_names, now)?;
         let ca_key = Arc::new(ca_key);
-        Ok(Self { ca_pem, token, service_account_key, ca_key, client_authority, tls: Arc::new(tls) })
+        let ca_hash = hash(&ca_pem)?;
+        Ok(Self { ca_pem, ca_hash, token, service_account_key, ca_key, client_authority, tls: Arc::new(tls) })
     }
 
     /// The administrator's bearer token.
@@ -135,6 +144,12 @@ impl Identity {
     /// The authority's certificate, as PEM.
     pub fn ca_pem(&self) -> &str {
         &self.ca_pem
+    }
+
+    /// The SHA-256 of the authority's certificate (of its DER form), in hexadecimal: with it a machine that joins
+    /// verifies `GET /cacerts`.
+    pub fn ca_hash(&self) -> &str {
+        &self.ca_hash
     }
 
     /// The authority of client certificates: the one that signs requests ([`Identity::sign`]).
@@ -211,6 +226,12 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), PkiError> {
     write().map_err(|source| PkiError::File { path: path.to_owned(), source })
 }
 
+/// The SHA-256 of a certificate in PEM, in hexadecimal.
+fn hash(pem: &str) -> Result<String, PkiError> {
+    let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(AuthorityError::of)?;
+    Ok(hex::encode(Sha256::digest(&der)))
+}
+
 fn service_account_key(folder: &Path) -> Result<Vec<u8>, PkiError> {
     let path = folder.join("sa.key");
     if let Some(text) = read(&path)? {
@@ -274,14 +295,16 @@ fn issue(
     params.use_authority_key_identifier_extension = true;
     set_validity(&mut params, now);
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let fixed = NAMES.iter().chain(&ADDRESSES).map(|name| (*name).to_owned());
-    for name in fixed.chain([host.trim().to_owned()]).chain(extra_names.iter().cloned()) {
-        let name = match name.parse::<IpAddr>() {
-            Ok(address) => Some(SanType::IpAddress(address)),
-            // A host name that is not a valid DNS name is left out.
-            Err(_) => name.try_into().ok().map(SanType::DnsName),
-        };
-        params.subject_alt_names.extend(name.filter(|name| !params.subject_alt_names.contains(name)));
+    let fixed = NAMES.iter().chain(&ADDRESSES).copied();
+    // A host name that is not a valid DNS name is left out.
+    let mut names: Vec<_> = fixed.chain([host.trim()]).filter_map(alternative_name).collect();
+    for name in extra_names {
+        names.push(alternative_name(name).ok_or_else(|| PkiError::Name(name.clone()))?);
+    }
+    for name in names {
+        if !params.subject_alt_names.contains(&name) {
+            params.subject_alt_names.push(name);
+        }
     }
     let key = KeyPair::generate()?;
     let issuer = Issuer::new(authority(now), ca_key);
@@ -294,6 +317,15 @@ fn issue(
         .with_single_cert(vec![certificate.der().clone()], key)?;
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(tls)
+}
+
+/// A DNS name or an IP address as a name of a certificate; `None` if the text is neither.
+fn alternative_name(name: &str) -> Option<SanType> {
+    match name.parse::<IpAddr>() {
+        Ok(address) => Some(SanType::IpAddress(address)),
+        Err(_) if name.is_empty() || name.contains([' ', '/', ':']) => None,
+        Err(_) => name.try_into().ok().map(SanType::DnsName),
+    }
 }
 
 /// The token in a file; `None` for a truncated one (after a full disk, for example), which would be easy to guess.
@@ -323,6 +355,60 @@ mod tests {
             assert_eq!(mode & 0o777, 0o600, "{secret}");
         }
         assert!(first.kubeconfig("https://127.0.0.1:1").contains(&format!("token: {}", first.token())));
+        let der = CertificateDer::from_pem_slice(first.ca_pem().as_bytes()).unwrap();
+        assert_eq!(first.ca_hash(), hex::encode(Sha256::digest(&der)));
+        assert_eq!(first.ca_hash(), second.ca_hash());
+    }
+
+    #[test]
+    fn the_certificate_has_the_names_of_this_start() {
+        let folder = tempfile::tempdir().unwrap();
+        // The name or address that the client of a handshake expects is checked by the client.
+        let accepts = |identity: &Identity, name: &str| {
+            let ca = CertificateDer::from_pem_slice(identity.ca_pem().as_bytes()).unwrap();
+            let mut roots = rustls::RootCertStore::empty();
+            roots.add(ca).unwrap();
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let config = rustls::ClientConfig::builder_with_provider(provider)
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(roots)
+                .with_no_client_auth();
+            let name = name.to_owned().try_into().unwrap();
+            let mut client = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+            let mut server = rustls::ServerConnection::new(identity.tls()).unwrap();
+            for _ in 0..8 {
+                if !client.is_handshaking() {
+                    return true;
+                }
+                let mut sent = Vec::new();
+                client.write_tls(&mut sent).unwrap();
+                server.read_tls(&mut sent.as_slice()).unwrap();
+                server.process_new_packets().unwrap();
+                let mut sent = Vec::new();
+                server.write_tls(&mut sent).unwrap();
+                client.read_tls(&mut sent.as_slice()).unwrap();
+                if client.process_new_packets().is_err() {
+                    return false;
+                }
+            }
+            panic!("the handshake does not end");
+        };
+        let names = |names: &[&str]| {
+            let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+            Identity::load_or_create(folder.path(), &names, Timestamp::now())
+        };
+        let first = names(&["192.0.2.7", "2001:db8::7", "mayfly.example.com"]).unwrap();
+        for name in ["192.0.2.7", "2001:db8::7", "mayfly.example.com", "localhost", "127.0.0.1"] {
+            assert!(accepts(&first, name), "{name}");
+        }
+        assert!(!accepts(&first, "192.0.2.8"));
+        let second = names(&["192.0.2.8", "localhost"]).unwrap();
+        assert!(accepts(&second, "192.0.2.8") && accepts(&second, "localhost"));
+        assert!(!accepts(&second, "192.0.2.7"), "a name of an earlier start");
+        for bad in ["", "a b", "https://host", "host:6443", "gr\u{fc}n"] {
+            assert!(matches!(names(&[bad]), Err(PkiError::Name(name)) if name == bad), "{bad:?}");
+        }
     }
 
     #[test]
