@@ -81,6 +81,11 @@ impl ServerState {
     }
 }
 
+/// Whether `held` allow everything that a rule allows.
+pub(super) fn covers(held: &[PolicyRule], rule: &PolicyRule) -> bool {
+    atoms(rule).iter().all(|atom| is_covered(held, atom))
+}
+
 fn everything() -> PolicyRule {
     let all = || vec!["*".to_owned()];
     PolicyRule { api_groups: all(), resources: all(), verbs: all(), ..Default::default() }
