@@ -19,7 +19,8 @@ pub(crate) use self::websocket::remove_bearer;
 /// The group that may do everything.
 const GROUP_ADMIN: &str = "system:masters";
 pub(crate) const GROUP_AUTHENTICATED: &str = "system:authenticated";
-const GROUP_NODES: &str = "system:nodes";
+pub(crate) const GROUP_NODES: &str = "system:nodes";
+const NODE_PREFIX: &str = "system:node:";
 const GROUP_SERVICE_ACCOUNTS: &str = "system:serviceaccounts";
 const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
 const ANONYMOUS: &str = "system:anonymous";
@@ -49,7 +50,7 @@ impl User {
     /// `system:node:NAME` is a member of `system:nodes`.
     pub fn component(name: impl Into<String>) -> Self {
         let name = name.into();
-        let nodes = name.starts_with("system:node:").then(|| GROUP_NODES.to_owned());
+        let nodes = name.starts_with(NODE_PREFIX).then(|| GROUP_NODES.to_owned());
         let groups = nodes.into_iter().chain([GROUP_AUTHENTICATED.to_owned()]).collect();
         Self { in_process: true, ..Self::named(name, groups) }
     }
@@ -76,6 +77,13 @@ impl User {
             GROUP_AUTHENTICATED.to_owned(),
         ];
         Self::named(format!("{SERVICE_ACCOUNT_PREFIX}{namespace}:{name}"), groups)
+    }
+
+    /// The name of the node that this user is; `None` for users that are no nodes, and for components of this process.
+    /// Empty for a member of the nodes' group that is not named `system:node:NAME`.
+    pub(crate) fn node(&self) -> Option<&str> {
+        let is_node = !self.in_process && self.groups.iter().any(|group| group == GROUP_NODES);
+        is_node.then(|| self.name.strip_prefix(NODE_PREFIX).unwrap_or_default())
     }
 
     pub(crate) fn is_in_process(&self) -> bool {
@@ -348,5 +356,15 @@ mod tests {
         assert!(User::in_process("x").is_master());
         let node = User::component("system:node:n");
         assert!(!node.is_master() && node.groups.contains(&GROUP_NODES.to_owned()));
+        assert_eq!(node.node(), None, "not restricted");
+    }
+
+    #[test]
+    fn nodes_are_named_in_their_group() {
+        let user = |name: &str, group: &str| User::authenticated(name, vec![group.to_owned()]);
+        assert_eq!(user("system:node:n", GROUP_NODES).node(), Some("n"));
+        assert_eq!(user("system:node:", GROUP_NODES).node(), Some(""));
+        assert_eq!(user("jane", GROUP_NODES).node(), Some(""));
+        assert_eq!(user("system:node:n", "devs").node(), None);
     }
 }

@@ -4,6 +4,7 @@
 
 mod limits;
 mod matching;
+pub(crate) mod node_restriction;
 mod pod_security;
 mod pod_security_rules;
 mod pods;

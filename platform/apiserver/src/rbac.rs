@@ -22,7 +22,13 @@ use parking_lot::RwLock;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{access::User, expressions::Authorizer, object::Object, registry::Kind, server::ServerState};
+use crate::{
+    access::{GROUP_NODES, User},
+    expressions::Authorizer,
+    object::Object,
+    registry::Kind,
+    server::ServerState,
+};
 
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
 
@@ -193,8 +199,12 @@ impl RbacIndex {
         }
     }
 
+    /// The nodes' group counts only for users that are named as a node: what a node may write depends on its name
+    /// (upstream's node authorizer has the same condition).
     fn subjects_of(user: &User) -> impl Iterator<Item = Subject> {
-        let groups = user.groups.iter().map(|group| Subject::Group(group.clone()));
+        let is_unknown_node = user.node() == Some("");
+        let groups = user.groups.iter().filter(move |group| !(is_unknown_node && *group == GROUP_NODES));
+        let groups = groups.map(|group| Subject::Group(group.clone()));
         std::iter::once(Subject::User(user.name.clone())).chain(groups)
     }
 

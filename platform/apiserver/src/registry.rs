@@ -29,6 +29,7 @@ mod pod_containers;
 mod pod_fields;
 mod pod_mounts;
 mod pod_print;
+mod pod_references;
 mod pod_resources;
 mod pod_rules;
 mod pod_runtime;
@@ -57,6 +58,7 @@ pub(crate) use self::{
     apps::selector_text,
     columns::{AGE, Column, NAME},
     core::NAMESPACE_FINALIZER,
+    pod_references::pod_references,
     pod_resources::rename_aliases,
     rules::{
         is_empty_selector as rules_is_empty_selector, list_items as rules_items, not_supported,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{APPLY_CONTENT_TYPE, ResourceRequest, decode_applied};
 use crate::{
-    admission::{AdmissionAttributes, AdmissionOperation},
+    admission::{AdmissionAttributes, AdmissionOperation, node_restriction::restrict_posted},
     decode::decode,
     negotiate::{self, BodyForm, Representation},
     object::Object,
@@ -78,6 +78,9 @@ impl ResourceRequest {
                 let Value::Object(map) = self.object_body(body).await?.value else {
                     return Err(ApiError::bad_request("the body is not a JSON object"));
                 };
+                let asked = Value::Object(map);
+                restrict_posted(&self.server, &request, "token", name, &asked)?;
+                let Value::Object(map) = asked else { return Err(ApiError::no_resource()) };
                 let namespace = &self.target.namespace;
                 let token = self.server.create_token(namespace, name, Object(map), self.query.dry_run)?;
                 Ok(json_value(StatusCode::CREATED, &Value::Object(token.0)))
@@ -100,6 +103,7 @@ impl ResourceRequest {
         name: &str,
         body: &mut Value,
     ) -> Result<(), ApiError> {
+        restrict_posted(&self.server, request, subresource, name, body)?;
         let attributes = AdmissionAttributes { request, operation: AdmissionOperation::Create, subresource };
         self.server.review_posted(&attributes, name, body).await.map(drop)
     }

@@ -4,7 +4,7 @@ use mayfly_store::{Write, WriteError};
 
 use super::{ObjectState, ObjectUpdate, Part, WriteOutcome, WriteRequest, key, write_error};
 use crate::{
-    admission::{AdmissionAttributes, AdmissionOperation},
+    admission::{AdmissionAttributes, AdmissionOperation, node_restriction::restrict_creation},
     custom, managed, meta,
     object::Object,
     registry::Kind,
@@ -72,6 +72,7 @@ impl ServerState {
         warnings: &mut Vec<String>,
     ) -> Result<ObjectState, ApiError> {
         let kind = request.kind;
+        restrict_creation(self, request, object)?;
         kind.fill_defaults(object);
         let attributes =
             AdmissionAttributes { request, operation: AdmissionOperation::Create, subresource: "" };

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{ObjectState, ObjectUpdate, Part, WriteOutcome, WriteRequest, key, load, write_error};
 use crate::{
-    admission::{AdmissionAttributes, AdmissionOperation},
+    admission::{AdmissionAttributes, AdmissionOperation, node_restriction::restrict_deletion},
     custom, meta,
     object::Object,
     registry::{Kind, Subresource},
@@ -136,7 +136,7 @@ impl ServerState {
             return Err(ApiError::forbidden(kind, name, "this namespace may not be deleted"));
         }
         let key = key(kind, &request.namespace, name);
-        let mut warnings = self.call_webhooks_of_deletion(request, &key, options).await?;
+        let mut warnings = self.admit_deletion(request, &key, options).await?;
         if kind.group == "batch" && options.propagation.is_none() && !request.user.is_in_process() {
             warnings.extend((kind.plural == "jobs").then(|| WARNING_ORPHANED_PODS.to_owned()));
         }
@@ -201,8 +201,9 @@ impl ServerState {
         Ok(object)
     }
 
-    /// Asks the webhooks that concern the deletion of an object, and the policies; returns their warnings.
-    async fn call_webhooks_of_deletion(
+    /// Admits the deletion of an object: restricts nodes, and asks the webhooks and the policies that concern it;
+    /// returns their warnings.
+    async fn admit_deletion(
         &self,
         request: &WriteRequest,
         key: &Key,
@@ -210,6 +211,7 @@ impl ServerState {
     ) -> Result<Vec<String>, ApiError> {
         let entry = load(&self.store, request.kind, key)?;
         let object = request.kind.decode(&entry).map_err(ApiError::internal)?;
+        restrict_deletion(request, &object)?;
         let request = &WriteRequest { dry_run: options.dry_run, ..request.clone() };
         let attributes =
             AdmissionAttributes { request, operation: AdmissionOperation::Delete, subresource: "" };

@@ -7,7 +7,7 @@ use super::{
     ObjectState, WriteOutcome, WriteRequest, create::validate, key, load, parse_revision, write_error,
 };
 use crate::{
-    admission::{AdmissionAttributes, AdmissionOperation},
+    admission::{AdmissionAttributes, AdmissionOperation, node_restriction::restrict_update},
     custom, managed, meta,
     object::{Object, map_at},
     registry::{Kind, Subresource, set_condition_times},
@@ -136,6 +136,7 @@ impl ServerState {
                 subresource,
             });
             if let Some(attributes) = &attributes {
+                restrict_update(request, part, attributes.subresource, &new, &current)?;
                 warnings.extend(self.review_update(attributes, part, &mut new, &current).await?);
             }
             let mut allocations = match part {
