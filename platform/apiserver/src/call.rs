@@ -1,5 +1,6 @@
 //! Requests for resources: selects the verb from target, query and body, and converts its result to a response.
 
+mod node_reads;
 mod parts;
 
 use std::{borrow::Cow, sync::Arc};
@@ -43,7 +44,8 @@ pub(crate) struct ResourceRequest {
 
 impl ResourceRequest {
     /// Answers the request. A body that an error leaves unread is discarded by the caller.
-    pub(crate) async fn answer(self, body: &mut Body) -> Result<Response, ApiError> {
+    pub(crate) async fn answer(mut self, body: &mut Body) -> Result<Response, ApiError> {
+        self.hide_bootstrap_tokens();
         if self.target.is_watch {
             return self.watch_by_path().await;
         }
@@ -274,6 +276,7 @@ impl ResourceRequest {
     fn get(&self, name: &str) -> Result<Response, ApiError> {
         let view = self.view()?;
         let entry = self.server.get(view.kind, &self.target.namespace, name, &self.query)?;
+        self.check_read(&entry.value, name)?;
         let mut out = Vec::new();
         view.append_stored(&mut out, &entry.value, entry.modified)?;
         Ok(json_response(StatusCode::OK, out))

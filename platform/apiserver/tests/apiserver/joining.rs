@@ -1,11 +1,15 @@
 //! Machines that join: bootstrap tokens, certificates of nodes, and the rights of both.
 
 use axum::body::Body;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{Request, Response, StatusCode};
 use jiff::{SignedDuration, Timestamp};
-use kube::{Api, api::DeleteParams};
-use mayfly_apiserver::BootstrapToken;
+use kube::{Api, api::DeleteParams, config::Kubeconfig};
+use mayfly_apiserver::{BootstrapToken, Identity};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{self, Fixture, json_of, request};
 
@@ -125,7 +129,7 @@ async fn nodes_write_their_own_objects_only() {
         ),
         ("PATCH", "/api/v1/nodes/a", label("node-role.kubernetes.io/x"), 403, "node-role.kubernetes.io/x"),
         ("PATCH", "/api/v1/nodes/a", json!({"spec": {"taints": []}}), 403, "is not allowed to modify taints"),
-        ("PATCH", "/api/v1/nodes/a/status", json!({"status": {"nodeInfo": null}}), 200, ""),
+        ("PATCH", "/api/v1/nodes/a/status", json!({"status": {"phase": "Running"}}), 200, ""),
         ("PATCH", "/api/v1/nodes/a/status", json!({"spec": {"taints": null}}), 403, "modify taints"),
         ("PATCH", "/api/v1/nodes/b", label("x"), 403, "is not allowed to modify node \"b\""),
         (
@@ -197,6 +201,43 @@ async fn nodes_write_their_own_objects_only() {
     let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(simulated);
     let taint = kube::api::Patch::Merge(json!({"spec": {"taints": []}}));
     nodes.patch("b", &Default::default(), &taint).await.unwrap();
+}
+
+#[tokio::test]
+async fn nodes_do_not_see_bootstrap_tokens() {
+    let server = Fixture::new().await;
+    const SECRETS: &str = "/api/v1/namespaces/kube-system/secrets";
+    let token = BootstrapToken::parse("abc123.0123456789abcdef").unwrap().to_secret("", None);
+    let plain = json!({"metadata": {"name": "plain"}});
+    for secret in [serde_json::to_value(&token).unwrap(), plain] {
+        assert_eq!(server.call("POST", SECRETS, secret).await.0, StatusCode::CREATED);
+    }
+    let read = async |path: &str| {
+        let request = request("GET", path);
+        let request =
+            request.header("impersonate-user", "system:node:a").header("impersonate-group", "system:nodes");
+        server.send(request.body(Body::empty()).unwrap()).await
+    };
+    for query in ["", "?limit=1", "?fieldSelector=metadata.namespace%3Dkube-system"] {
+        let (_, list) = json_of(read(&format!("/api/v1/secrets{query}")).await).await;
+        let names: Vec<_> =
+            list["items"].as_array().unwrap().iter().map(|item| &item["metadata"]["name"]).collect();
+        assert_eq!(names, ["plain"], "{query}");
+    }
+    assert_eq!(read(&format!("{SECRETS}/plain")).await.status(), StatusCode::OK);
+    let (code, status) = json_of(read(&format!("{SECRETS}/bootstrap-token-abc123")).await).await;
+    assert_eq!(code, StatusCode::FORBIDDEN, "{status}");
+    let watched = [
+        "/api/v1/secrets?watch=1&timeoutSeconds=1",
+        "/api/v1/watch/namespaces/kube-system/secrets?timeoutSeconds=1",
+        "/api/v1/watch/namespaces/kube-system/secrets/bootstrap-token-abc123?timeoutSeconds=1",
+    ];
+    for path in watched {
+        let (_, events) = json_of(read(path).await).await;
+        assert!(!events.to_string().contains("abc123"), "{path}: {events}");
+        assert_eq!(events.to_string().contains("plain"), !path.contains("abc123"), "{path}: {events}");
+    }
+    assert_eq!(server.get(&format!("{SECRETS}/bootstrap-token-abc123")).await.0, StatusCode::OK);
 }
 
 #[tokio::test]
@@ -335,4 +376,55 @@ async fn machines_that_join_may_request_certificates_and_nodes_may_read() {
     ] {
         assert_eq!(may(node.0, node.1, json!({"path": path, "verb": verb})).await, allowed, "{verb} {path}");
     }
+}
+
+#[tokio::test]
+async fn a_signed_certificate_authenticates_its_node_over_tls() {
+    let folder = tempfile::tempdir().unwrap();
+    let identity = Identity::load_or_create(folder.path(), &["192.0.2.1".into()], Timestamp::now()).unwrap();
+    let server = Fixture::with(
+        |config| {
+            config.client_authority = Some(identity.client_authority());
+            config.serving_authority_pem = Some(identity.ca_pem().to_owned());
+        },
+        |_| {},
+    )
+    .await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let stop = CancellationToken::new();
+    let serving = {
+        let (api, tls, stop) = (server.server.clone(), identity.tls(), stop.clone());
+        tokio::spawn(async move { api.serve(listener, tls, stop).await })
+    };
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "system:node:a");
+    params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+    let key = KeyPair::generate().unwrap();
+    let request = params.serialize_request(&key).unwrap().pem().unwrap();
+    let usages = ["digital signature".to_owned(), "client auth".to_owned()];
+    let hour = SignedDuration::from_hours(1);
+    let certificate = identity.sign(&request, &usages, hour, Timestamp::now()).unwrap();
+    let mut kubeconfig = Kubeconfig::from_yaml(&identity.kubeconfig(&url)).unwrap();
+    let user = kubeconfig.auth_infos[0].auth_info.as_mut().unwrap();
+    user.token = None;
+    user.client_certificate_data = Some(STANDARD.encode(certificate));
+    user.client_key_data = Some(STANDARD.encode(key.serialize_pem()).into());
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
+    let client = kube::Client::try_from(config).unwrap();
+    let whoami =
+        Request::post(REVIEW).header("content-type", "application/json").body(b"{}".to_vec()).unwrap();
+    let answer: Value = client.request(whoami).await.unwrap();
+    let user = &answer["status"]["userInfo"];
+    assert_eq!(user["username"], "system:node:a", "{answer}");
+    assert_eq!(user["groups"], json!(["system:nodes", "system:authenticated"]));
+    // The restriction of nodes concerns it.
+    let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(client);
+    let node = |name: &str| serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
+    nodes.create(&Default::default(), &node("a")).await.unwrap();
+    let refused = nodes.create(&Default::default(), &node("b")).await.unwrap_err();
+    assert!(refused.to_string().contains("is not allowed to modify node \"b\""), "{refused}");
+    stop.cancel();
+    serving.await.unwrap();
 }
