@@ -201,6 +201,7 @@ async fn nodes_write_their_own_objects_only() {
     let nodes: Api<k8s_openapi::api::core::v1::Node> = Api::all(simulated);
     let taint = kube::api::Patch::Merge(json!({"spec": {"taints": []}}));
     nodes.patch("b", &Default::default(), &taint).await.unwrap();
+    nodes.delete("b", &DeleteParams::default()).await.expect("simulated nodes of an earlier run are removed");
 }
 
 #[tokio::test]
