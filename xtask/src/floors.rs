@@ -37,6 +37,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("platform/csi", 1),
     ("platform/flexvolume", 1),
     ("platform/informer", 1),
+    ("platform/join", 1),
     ("workflows/machine", 1),
     ("workflows/journal", 1),
     ("platform/apiserver", 2),
