@@ -1,7 +1,7 @@
 //! CertificateSigningRequests: approved requests of the built-in signers get their certificates.
 //!
 //! (Behaviour: upstream `pkg/controller/certificates/signer`. Requests are approved by users, with `kubectl
-//! certificate approve`.)
+//! certificate approve`, and those of nodes by [`crate::node_approval`].)
 
 use std::{fmt, sync::Arc};
 
@@ -27,9 +27,9 @@ use tokio_util::sync::CancellationToken;
 /// The signer of users' client certificates for the API server.
 const SIGNER_CLIENT: &str = "kubernetes.io/kube-apiserver-client";
 /// The signer of nodes' client certificates for the API server.
-const SIGNER_NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+pub(crate) const SIGNER_NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 /// The signer of nodes' serving certificates.
-const SIGNER_NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
+pub(crate) const SIGNER_NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
 /// The validity of a certificate whose request names none (upstream's default).
 const DURATION_DEFAULT: SignedDuration = SignedDuration::from_hours(365 * 24);
 /// The shortest validity that can be requested.

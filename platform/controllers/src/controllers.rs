@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     artifacts, autoscaler, certificate_signing, cron_job, csi, daemon_set, deployment, disruption, endpoints,
-    events, function, garbage, job, job_queue, load_balancer, namespace_defaults, node, persistent_volume,
-    pods, replica_set, stateful_set,
+    events, function, garbage, job, job_queue, load_balancer, namespace_defaults, node, node_approval,
+    persistent_volume, pods, replica_set, stateful_set,
 };
 
 /// The settings of all controllers.
@@ -31,6 +31,8 @@ pub struct Config {
     pub load_balancer: load_balancer::Config,
     pub garbage: garbage::Config,
     pub node: node::Config,
+    /// `None`: certificate requests of nodes are approved by users.
+    pub node_approval: Option<node_approval::NodeApproval>,
     pub persistent_volume: persistent_volume::Config,
     pub pods: pods::Config,
     pub artifacts: artifacts::Config,
@@ -57,6 +59,7 @@ pub struct Controllers {
     load_balancer: load_balancer::LoadBalancerController,
     garbage: garbage::GarbageCollector,
     node: node::NodeController,
+    node_approval: node_approval::NodeApprovalController,
     persistent_volume: persistent_volume::PersistentVolumeController,
     pods: pods::PodCollector,
     artifacts: artifacts::ArtifactCollector,
@@ -127,6 +130,11 @@ impl Controllers {
             ),
             garbage: garbage::GarbageCollector::create(config.garbage, client.clone()),
             node: node::NodeController::create(config.node, client.clone(), informers),
+            node_approval: node_approval::NodeApprovalController::create(
+                config.node_approval,
+                client.clone(),
+                informers,
+            ),
             persistent_volume: persistent_volume::PersistentVolumeController::create(
                 config.persistent_volume,
                 client.clone(),
@@ -160,6 +168,7 @@ impl Controllers {
             self.load_balancer.run(stop.clone()),
             self.garbage.run(stop.clone()),
             self.node.run(stop.clone()),
+            self.node_approval.run(stop.clone()),
             self.persistent_volume.run(stop.clone()),
             self.pods.run(stop.clone()),
             self.artifacts.run(stop.clone()),

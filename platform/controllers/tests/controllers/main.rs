@@ -7,6 +7,7 @@ mod garbage_kinds;
 mod garbage_scenarios;
 mod job_queues;
 mod jobs;
+mod joining;
 mod nodes;
 mod replica_sets;
 mod sets;
