@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     artifacts, autoscaler, certificate_signing, cron_job, csi, daemon_set, deployment, disruption, endpoints,
     events, function, garbage, job, job_queue, load_balancer, namespace_defaults, node, node_approval,
-    persistent_volume, pods, replica_set, stateful_set,
+    node_ipam, persistent_volume, pods, replica_set, stateful_set,
 };
 
 /// The settings of all controllers.
@@ -33,6 +33,8 @@ pub struct Config {
     pub node: node::Config,
     /// `None`: certificate requests of nodes are approved by users.
     pub node_approval: Option<node_approval::NodeApproval>,
+    /// `None`: nodes get no ranges of pod addresses.
+    pub node_ipam: Option<node_ipam::NodeIpam>,
     pub persistent_volume: persistent_volume::Config,
     pub pods: pods::Config,
     pub artifacts: artifacts::Config,
@@ -60,6 +62,7 @@ pub struct Controllers {
     garbage: garbage::GarbageCollector,
     node: node::NodeController,
     node_approval: node_approval::NodeApprovalController,
+    node_ipam: node_ipam::NodeIpamController,
     persistent_volume: persistent_volume::PersistentVolumeController,
     pods: pods::PodCollector,
     artifacts: artifacts::ArtifactCollector,
@@ -135,6 +138,7 @@ impl Controllers {
                 client.clone(),
                 informers,
             ),
+            node_ipam: node_ipam::NodeIpamController::create(config.node_ipam, client.clone(), informers),
             persistent_volume: persistent_volume::PersistentVolumeController::create(
                 config.persistent_volume,
                 client.clone(),
@@ -169,6 +173,7 @@ impl Controllers {
             self.garbage.run(stop.clone()),
             self.node.run(stop.clone()),
             self.node_approval.run(stop.clone()),
+            self.node_ipam.run(stop.clone()),
             self.persistent_volume.run(stop.clone()),
             self.pods.run(stop.clone()),
             self.artifacts.run(stop.clone()),

@@ -9,6 +9,7 @@ mod job_queues;
 mod jobs;
 mod joining;
 mod nodes;
+mod pod_ranges;
 mod replica_sets;
 mod sets;
 mod support;
