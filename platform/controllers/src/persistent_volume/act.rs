@@ -212,7 +212,10 @@ impl PersistentVolumeController {
                 self.patch_claim(&claim, json!({}), json!({STORAGE_PROVISIONER: provisioner})).await
             }
             Step::RejectNode { claim, node } => {
-                let message = format!("failed to provision volume: node {node:?} keeps no local volumes");
+                let here = state.local.as_ref().map_or("", |local| local.node.as_str());
+                let message = format!(
+                    "failed to provision volume: node {node:?} has no local volumes; they are folders of node {here:?}"
+                );
                 events.warning(&*claim, "ProvisioningFailed", message);
                 self.patch_claim(&claim, json!({}), json!({ANNOTATION_SELECTED_NODE: null})).await
             }

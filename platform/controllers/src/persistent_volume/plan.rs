@@ -333,7 +333,13 @@ impl<'a> Pass<'a> {
         }
         let facts = node.and_then(|node| self.state.nodes.get(node));
         let (state, taken) = (self.state, &self.taken);
-        let free = state.volumes.iter().filter(|volume| !taken.contains(name_of(&***volume)));
+        // The volumes of an unknown node are unknown, too: only those without a node can be used on it.
+        let is_usable = |volume: &PersistentVolume| {
+            let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
+            node.is_none() || facts.is_some() || affinity.is_none()
+        };
+        let free =
+            state.volumes.iter().filter(|volume| !taken.contains(name_of(&***volume)) && is_usable(volume));
         if let Some(best) = volume_claims::best(claim, free.map(|volume| &**volume), facts)
             && let Some(volume) = self.volumes.get(name_of(best)).copied()
         {

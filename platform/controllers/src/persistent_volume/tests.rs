@@ -1,8 +1,11 @@
 use std::sync::Arc;
 
-use mayfly_api::k8s::api::{
-    core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
-    storage::v1::StorageClass,
+use mayfly_api::{
+    k8s::api::{
+        core::v1::{PersistentVolume, PersistentVolumeClaim, Pod},
+        storage::v1::StorageClass,
+    },
+    node_fit::NodeFacts,
 };
 use serde_json::{Value, json};
 
@@ -116,6 +119,25 @@ fn both(mut first: Value, second: Value) -> Value {
 
 fn selected(node: &str) -> Value {
     json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": node}}})
+}
+
+#[test]
+fn a_consumer_on_another_node_gets_no_volume_of_this_one() {
+    let here = json!({"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["here"]}]}]}}}});
+    let with_nodes = |mut state: VolumeState| {
+        for name in ["here", "there"] {
+            let node = json!({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}});
+            state.nodes.insert(name.into(), NodeFacts::of(&serde_json::from_value(node).unwrap()));
+        }
+        state
+    };
+    let state = |node: &str| state().volume("v", here.clone()).claim("c", selected(node));
+    assert_eq!(with_nodes(state("here")).steps(), ["reserve v c"]);
+    assert_eq!(with_nodes(state("there")).steps(), ["reject there c"]);
+    assert_eq!(state("unknown").steps(), ["reject unknown c"]);
+    let anywhere = self::state().volume("v", json!({})).claim("c", selected("unknown"));
+    assert_eq!(anywhere.steps(), ["reserve v c"]);
 }
 
 #[test]
