@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+/// hyper's default.
+const H2_WINDOW_BYTES_DEFAULT: u32 = 1 << 20;
+/// The largest window of HTTP/2 (RFC 9113, section 6.9.1).
+const H2_WINDOW_BYTES_MAX: u32 = (1 << 31) - 1;
+
 /// The limits of a port's connections.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -22,6 +27,10 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// The number of concurrent requests on one HTTP/2 connection.
     pub h2_streams_max: u32,
+    /// The bytes of a request's body on HTTP/2 that may be buffered unread. The connection's window is that of all its
+    /// streams then, so that a request whose body is not read delays no other request. `None`: 1 MiB for the connection
+    /// (hyper's default).
+    pub h2_stream_window_bytes: Option<u32>,
 }
 
 impl Config {
@@ -49,6 +58,13 @@ impl Config {
             stall_timeout: Self::STALL_TIMEOUT_DEFAULT,
             drain_timeout: Self::DRAIN_TIMEOUT_DEFAULT,
             h2_streams_max: Self::H2_STREAMS_MAX_DEFAULT,
+            h2_stream_window_bytes: None,
         }
+    }
+
+    /// The window of an HTTP/2 connection for the bodies of its requests, in bytes.
+    pub(crate) fn h2_connection_window_bytes(&self) -> u32 {
+        let windows = self.h2_stream_window_bytes.map(|stream| stream.saturating_mul(self.h2_streams_max));
+        windows.unwrap_or(H2_WINDOW_BYTES_DEFAULT).min(H2_WINDOW_BYTES_MAX)
     }
 }

@@ -73,7 +73,11 @@ where
             .timer(TokioTimer::new())
             .keep_alive_interval(KEEP_ALIVE_INTERVAL)
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-            .max_concurrent_streams(config.h2_streams_max);
+            .max_concurrent_streams(config.h2_streams_max)
+            .initial_connection_window_size(config.h2_connection_window_bytes());
+        if let Some(bytes) = config.h2_stream_window_bytes {
+            http.http2().initial_stream_window_size(bytes);
+        }
         Self { config, metrics, tls, http, service, stop, cut: CancellationToken::new() }
     }
 

@@ -157,7 +157,7 @@ impl AcceptPort {
 
     /// Returns a slot for a connection, if the limits permit it.
     fn admit(&self, client: IpAddr) -> Option<ConnectionSlot> {
-        let state = Arc::new(ConnectionState::new());
+        let state = Arc::new(ConnectionState::new(&self.0.config));
         let decision = self.0.table.lock().admit(client, state.clone(), |state| state.usage());
         let id = match decision {
             AdmissionDecision::Admit(id) => id,

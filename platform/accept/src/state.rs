@@ -20,9 +20,9 @@ use crate::{Config, admission::ConnectionUsage};
 /// The value of `head_since` when no head is awaited.
 const NO_HEAD: u64 = u64::MAX;
 /// The limit of protocol bytes that an HTTP/2 client may send between two checks beyond those of its requests: PING,
-/// SETTINGS and other frames that the server has to answer (a PING has 17 bytes). More than the bytes of bodies that
-/// may be buffered unread, which are accounted for when they are read (hyper's window: 1 MiB).
-const OVERHEAD_BYTES_MAX: u64 = 2 << 20;
+/// SETTINGS and other frames that the server has to answer (a PING has 17 bytes). In addition to the bytes of bodies
+/// that may be buffered unread (the connection's window), which are accounted for when they are read.
+const OVERHEAD_BYTES_MAX: u64 = 1 << 20;
 /// The bytes that each request accounts for with its head.
 const REQUEST_BYTES: u64 = 64 << 10;
 
@@ -39,6 +39,8 @@ pub(crate) struct ConnectionState {
     /// Bytes received in this period, and the bytes that requests account for.
     received: AtomicU64,
     explained: AtomicU64,
+    /// The limit of the former beyond the latter.
+    unexplained_max: u64,
     /// Cancelled when a new connection replaces this one.
     pub(crate) replaced: CancellationToken,
 }
@@ -60,7 +62,7 @@ impl Overdue {
 }
 
 impl ConnectionState {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         Self {
             opened: Instant::now(),
             requests: AtomicUsize::new(0),
@@ -71,6 +73,7 @@ impl ConnectionState {
             flooded: AtomicBool::new(false),
             received: AtomicU64::new(0),
             explained: AtomicU64::new(0),
+            unexplained_max: OVERHEAD_BYTES_MAX + u64::from(config.h2_connection_window_bytes()),
             replaced: CancellationToken::new(),
         }
     }
@@ -128,7 +131,7 @@ impl ConnectionState {
         let received = self.received.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         if self.is_h2() {
             let overhead = received.saturating_sub(self.explained.load(Ordering::Relaxed));
-            let is_flood = overhead > OVERHEAD_BYTES_MAX && !self.is_upgraded();
+            let is_flood = overhead > self.unexplained_max && !self.is_upgraded();
             self.flooded.fetch_or(is_flood, Ordering::Relaxed);
             return !is_flood;
         }
@@ -195,7 +198,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn each_phase_has_its_timeout() {
         let config = Config::with_connections(1);
-        let state = ConnectionState::new();
+        let state = ConnectionState::new(&config);
         tokio::time::advance(seconds(5)).await;
         state.handshake_ended();
         tokio::time::advance(seconds(29)).await;
@@ -228,7 +231,7 @@ mod tests {
 
     #[tokio::test]
     async fn floods_are_told_from_requests() {
-        let state = ConnectionState::new();
+        let state = ConnectionState::new(&Config::with_connections(1));
         state.speaks_h2();
         for _ in 0..10_000 {
             // An upload, a download with its window updates, and requests.
@@ -242,7 +245,7 @@ mod tests {
             state.sent(17);
             state.received(17)
         };
-        let state = ConnectionState::new();
+        let state = ConnectionState::new(&Config::with_connections(1));
         state.speaks_h2();
         for _ in 0..100 {
             assert!((0..1000).all(|_| ping(&state)));

@@ -14,6 +14,7 @@ use http::{Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt as _, Either, Full};
 use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use mayfly_accept::{AcceptPort, Config, ConnectionMetrics, ProgressBody};
 use prometheus_client::registry::Registry;
 use tokio::{
@@ -38,6 +39,7 @@ struct Served {
 /// An endless body, like that of a watch without events.
 struct Endless {
     sent: bool,
+    _unread: Option<ProgressBody>,
 }
 
 impl Body for Endless {
@@ -55,12 +57,17 @@ impl Body for Endless {
     }
 }
 
-/// `/watch` has an endless response; other requests are answered after their body was read.
+/// `/watch` has an endless response, `/unread` too, without reading the request's body; other requests are answered
+/// after their body was read.
 async fn answer(
     request: Request<ProgressBody>,
 ) -> Result<Response<Either<Full<Bytes>, Endless>>, Infallible> {
     if request.uri().path() == "/watch" {
-        return Ok(Response::new(Either::Right(Endless { sent: false })));
+        return Ok(Response::new(Either::Right(Endless { sent: false, _unread: None })));
+    }
+    if request.uri().path() == "/unread" {
+        let _unread = Some(request.into_body());
+        return Ok(Response::new(Either::Right(Endless { sent: false, _unread })));
     }
     let text = match request.into_body().collect().await {
         Ok(_) => "answered".to_owned(),
@@ -278,6 +285,31 @@ async fn a_half_sent_head_does_not_delay_stopping() {
     let began = Instant::now();
     served.stop().await;
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn unread_bodies_delay_no_other_request_of_the_connection() {
+    let mut config = Config::with_connections(10);
+    config.h2_stream_window_bytes = Some(64 << 10);
+    let served = Served::start(config, None).await;
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(served.connect().await))
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    let mut unread = Vec::new();
+    // Together more than the window of a connection by default.
+    for _ in 0..32 {
+        let body = Full::<Bytes>::from(vec![0; 256 << 10]);
+        let request = Request::post("http://host/unread").body(body).unwrap();
+        let response = sender.send_request(request).await.unwrap();
+        let mut body = response.into_body();
+        body.frame().await.unwrap().unwrap();
+        unread.push(body);
+    }
+    let request = Request::post("http://host/read").body(Full::from(vec![0; 1 << 20])).unwrap();
+    let response = timeout(PATIENCE, sender.send_request(request)).await.expect("not delayed").unwrap();
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "answered");
 }
 
 #[tokio::test]
