@@ -45,6 +45,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("platform/controllers", 2),
     ("platform/kubelet", 2),
     ("platform/network", 2),
+    ("platform/node-link", 2),
     ("platform/devices", 2),
     ("platform/gateway", 2),
     ("platform/registry", 2),
