@@ -1,6 +1,6 @@
 //! The kubelet: the node's object, and a worker for each pod that is bound to it.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::Router;
 use futures::future::join_all;
@@ -11,7 +11,7 @@ use mayfly_informer::{
     Backoff, Change, EnvObjects, EventRecorder, Informers,
     reconcile::{self, Outcome, WorkQueue},
 };
-use mayfly_runtime::{NodeDevices, NodeGpus, Runtime, logs::LogLayout};
+use mayfly_runtime::Runtime;
 use tokio::{
     sync::{Notify, watch},
     time::sleep,
@@ -20,18 +20,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     addresses::Addresses,
+    config::Config,
     function_logs::FunctionLogs,
     http::{self, Logs},
-    image_collection::{ImageCollection, ImageCollector},
+    image_collection::ImageCollector,
     images::NodeImages,
-    job::JobFiles,
     local_storage::MeasuredStorage,
     node::{self, NodeObject, changed},
     plugin_registry::PluginRegistry,
     pod::{
-        dns::ClusterDnsServer,
         evicting::{EVICTED, watch_gpus, watch_pressure, watch_storage},
-        withdrawal::ServedEndpoints,
         worker::Worker,
     },
     probe::ProbeTasks,
@@ -41,11 +39,7 @@ use crate::{
     usage::Meters,
     volume_statistics::MeasuredVolumes,
     volumes::{
-        Volumes,
-        claims::PodClaims,
-        csi::{CsiConfig, CsiVolumes},
-        flex::FlexDrivers,
-        in_use::VolumesInUse,
+        Volumes, claims::PodClaims, csi::CsiVolumes, flex::FlexDrivers, in_use::VolumesInUse,
         tokens::ServiceAccountTokens,
     },
 };
@@ -60,101 +54,6 @@ const REFRESH_EVERY: Duration = Duration::from_secs(10);
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// Pauses between sweeps that could not remove everything.
 const SWEEP_AGAIN: Backoff = Backoff { first: Duration::from_secs(1), most: SWEEP_EVERY };
-
-/// The settings of a node.
-#[derive(Clone, Debug)]
-pub struct Config {
-    pub node_name: String,
-    /// Allocatable CPU for pods, in thousandths of a core.
-    pub cpu_millis: u64,
-    /// Allocatable memory for pods, in bytes.
-    pub memory_bytes: u64,
-    /// The largest number of pods. Wasm pods are cheap, so it is above upstream's 110.
-    pub pods_max: u32,
-    pub logs: LogLayout,
-    /// Shown as the node's kubelet version.
-    pub version: String,
-    /// The number of pods that are reconciled at the same time.
-    pub workers_max: usize,
-    /// The folders of jobs' inputs and outputs; `None`: this node does not run jobs with inputs or outputs.
-    pub jobs: Option<JobFiles>,
-    /// The folder of image archives during their import.
-    pub upload_folder: PathBuf,
-    /// The folder of the pods' volumes; `None`: this node runs no pods with volumes.
-    pub volumes: Option<PathBuf>,
-    /// The folder of FlexVolume drivers.
-    pub volume_plugins: PathBuf,
-    /// CSI drivers; `None`: this node has none.
-    pub csi: Option<CsiConfig>,
-    /// The policy for removing unused images.
-    pub image_collection: ImageCollection,
-    /// The folder of the manifests of static pods; `None`: no static pods.
-    pub static_pods: Option<PathBuf>,
-    /// Labels of the node in addition to the standard ones; `None` removes a label.
-    pub labels: BTreeMap<String, Option<String>>,
-    /// The node's labels with one of these prefixes are removed unless they are among `labels`.
-    pub label_prefixes: Vec<String>,
-    /// Annotations of the node, which may change while it runs; `None` removes one.
-    pub annotations: watch::Receiver<BTreeMap<String, Option<String>>>,
-    /// Devices from plugins; `None`: pods that request devices wait.
-    pub devices: Option<Arc<dyn NodeDevices>>,
-    /// The usage of GPUs; `None`: this node has none.
-    pub gpus: Option<Arc<dyn NodeGpus>>,
-    /// The name server of pods with the DNS policy `ClusterFirst`; `None`: they use the host's.
-    pub cluster_dns: Option<ClusterDnsServer>,
-    /// The endpoints of the node's proxy; `None`: deleted pods end without waiting for it.
-    pub served_endpoints: Option<Arc<dyn ServedEndpoints>>,
-    /// The kernel parameters that pods may set in addition to the safe ones: names, and prefixes that end with `*`
-    /// (upstream's `allowedUnsafeSysctls`).
-    pub allowed_unsafe_sysctls: Vec<String>,
-    /// Whether pods use this machine's resources, so that they are evicted when its memory or disk is short. False on a
-    /// node that represents machines of another system.
-    pub evicts: bool,
-}
-
-impl Config {
-    /// The folder into which installers of FlexVolume drivers put them (upstream's default).
-    pub const VOLUME_PLUGINS_DEFAULT: &str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec";
-    pub const PODS_MAX_DEFAULT: u32 = 10_000;
-    /// As many as pods: a pod that is being stopped occupies its worker for its grace period.
-    pub const WORKERS_MAX_DEFAULT: usize = 10_000;
-
-    /// The settings for this machine's cores and memory, with defaults for the rest.
-    pub fn of_this_machine(
-        node_name: impl Into<String>,
-        logs: LogLayout,
-        version: impl Into<String>,
-    ) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-        let system = rustix::system::sysinfo();
-        let memory_bytes = system.totalram.saturating_mul(u64::from(system.mem_unit));
-        Self {
-            node_name: node_name.into(),
-            cpu_millis: cores * 1000,
-            memory_bytes,
-            pods_max: Self::PODS_MAX_DEFAULT,
-            logs,
-            version: version.into(),
-            workers_max: Self::WORKERS_MAX_DEFAULT,
-            jobs: None,
-            upload_folder: std::env::temp_dir(),
-            volumes: None,
-            volume_plugins: Self::VOLUME_PLUGINS_DEFAULT.into(),
-            csi: None,
-            image_collection: ImageCollection::default(),
-            static_pods: None,
-            labels: BTreeMap::new(),
-            label_prefixes: Vec::new(),
-            annotations: watch::channel(BTreeMap::new()).1,
-            devices: None,
-            gpus: None,
-            cluster_dns: None,
-            served_endpoints: None,
-            allowed_unsafe_sysctls: Vec::new(),
-            evicts: true,
-        }
-    }
-}
 
 /// One node's agent.
 pub struct Kubelet {
@@ -223,6 +122,7 @@ impl Kubelet {
         let volumes_in_use = Arc::<VolumesInUse>::default();
         let worker = Arc::new(Worker {
             node: config.node_name.clone(),
+            host_address: config.address,
             allocatable: node::allocatable(&config).into(),
             tokens: ServiceAccountTokens::new(client.clone()),
             probes: ProbeTasks::new(events.clone(), queue.clone()),

@@ -15,6 +15,7 @@
 #![warn(missing_debug_implementations)]
 
 mod addresses;
+mod config;
 mod follow;
 mod function_logs;
 mod http;
@@ -39,8 +40,9 @@ mod usage;
 mod volume_statistics;
 mod volumes;
 
+pub use config::Config;
 pub use image_collection::ImageCollection;
 pub use job::JobFiles;
-pub use kubelet::{Config, Kubelet};
+pub use kubelet::Kubelet;
 pub use pod::{dns::ClusterDnsServer, withdrawal::ServedEndpoints};
 pub use volumes::csi::CsiConfig;

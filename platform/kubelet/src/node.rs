@@ -15,7 +15,10 @@ use mayfly_api::{
     k8s::{
         api::{
             coordination::v1::{Lease, LeaseSpec},
-            core::v1::{ContainerImage, Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo},
+            core::v1::{
+                ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints,
+                NodeStatus, NodeSystemInfo,
+            },
         },
         apimachinery::pkg::{
             api::resource::Quantity,
@@ -32,9 +35,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Config,
+    config::Config,
     local_storage::EPHEMERAL_STORAGE,
-    pod::status::HOST_ADDRESS,
     pressure::{self, PressureSignal},
     volumes::in_use::VolumesInUse,
 };
@@ -228,6 +230,11 @@ impl NodeObject {
             volumes_in_use: has_volumes.then(|| volumes_in_use.iter().cloned().collect()),
             ..self.status()
         };
+        let mut status = serde_json::json!(status);
+        if self.status.daemon_endpoints.is_none() {
+            // A node that was in another process does not keep the port of its agent.
+            status["daemonEndpoints"] = serde_json::Value::Null;
+        }
         let patch = Patch::Merge(serde_json::json!({"status": status}));
         api.patch_status(&self.name, &params(), &patch).await
     }
@@ -348,7 +355,13 @@ fn status(config: &Config) -> NodeStatus {
     NodeStatus {
         allocatable: Some(allocatable),
         capacity: Some(capacity),
-        addresses: Some(vec![address("InternalIP", HOST_ADDRESS), address("Hostname", &config.node_name)]),
+        addresses: Some(vec![
+            address("InternalIP", &config.address.to_string()),
+            address("Hostname", &config.node_name),
+        ]),
+        daemon_endpoints: config
+            .agent_port
+            .map(|port| NodeDaemonEndpoints { kubelet_endpoint: Some(DaemonEndpoint { port: port.into() }) }),
         node_info: Some(NodeSystemInfo {
             architecture: arch().into(),
             kernel_version: host.release().to_string_lossy().into_owned(),

@@ -178,7 +178,7 @@ fn field(
 ) -> Option<EnvVar> {
     let source = variable.value_from.as_ref()?;
     let value = match (&source.field_ref, &source.resource_field_ref) {
-        (Some(field), _) => fields::of_pod(pod, &field.field_path, addresses, node.name)?,
+        (Some(field), _) => fields::of_pod(pod, &field.field_path, addresses, node)?,
         (None, Some(selector)) => {
             fields::of_resources(pod, Some(container), selector, node.allocatable).ok()?
         }
@@ -202,7 +202,7 @@ mod tests {
         .unwrap();
         let sources = EnvironmentSources {
             objects: &FixedObjects::default(),
-            node: NodeView { name: "n", allocatable: &Amounts::default() },
+            node: NodeView { name: "n", address: [127, 0, 0, 1].into(), allocatable: &Amounts::default() },
             addresses: &[],
             services: Vec::new(),
         };

@@ -11,16 +11,17 @@ use mayfly_api::{
     resources::Amounts,
 };
 
-/// The node's name and resources for fields of its pods.
+/// The node's name, address and resources for fields of its pods.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeView<'a> {
     pub(crate) name: &'a str,
+    pub(crate) address: IpAddr,
     /// The resources that pods may request.
     pub(crate) allocatable: &'a Amounts,
 }
 
 /// A field by its path; `None` if the path is unknown. `addresses`: the pod's, the primary one first.
-pub(crate) fn of_pod(pod: &Pod, path: &str, addresses: &[IpAddr], node: &str) -> Option<String> {
+pub(crate) fn of_pod(pod: &Pod, path: &str, addresses: &[IpAddr], node: NodeView<'_>) -> Option<String> {
     let quoted =
         |prefix: &str| path.strip_prefix(prefix)?.strip_prefix("['")?.strip_suffix("']").map(str::to_owned);
     let of = |map: &Option<BTreeMap<String, String>>, key: &str| {
@@ -38,13 +39,13 @@ pub(crate) fn of_pod(pod: &Pod, path: &str, addresses: &[IpAddr], node: &str) ->
         "metadata.uid" => pod.metadata.uid.clone().unwrap_or_default(),
         "metadata.labels" => lines(&pod.metadata.labels),
         "metadata.annotations" => lines(&pod.metadata.annotations),
-        "spec.nodeName" => node.to_owned(),
+        "spec.nodeName" => node.name.to_owned(),
         "spec.serviceAccountName" => {
             spec.and_then(|spec| spec.service_account_name.clone()).unwrap_or_default()
         }
         "status.podIP" => addresses.first().map(ToString::to_string).unwrap_or_default(),
         "status.podIPs" => addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
-        "status.hostIP" | "status.hostIPs" => super::status::HOST_ADDRESS.into(),
+        "status.hostIP" | "status.hostIPs" => node.address.to_string(),
         _ => match (quoted("metadata.labels"), quoted("metadata.annotations")) {
             (Some(key), _) => of(&pod.metadata.labels, &key),
             (_, Some(key)) => of(&pod.metadata.annotations, &key),
@@ -104,8 +105,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_has_one_address_or_several() {
+    fn addresses_of_pod_and_node() {
         let pod = Pod::default();
+        let allocatable = Amounts::default();
+        let node = NodeView { name: "n", address: "10.1.0.7".parse().unwrap(), allocatable: &allocatable };
         let addresses: [IpAddr; 2] = ["10.0.0.2".parse().unwrap(), "fd00::2".parse().unwrap()];
         for (path, count, expected) in [
             ("status.podIP", 2, "10.0.0.2"),
@@ -113,9 +116,12 @@ mod tests {
             ("status.podIPs", 1, "10.0.0.2"),
             ("status.podIP", 0, ""),
             ("status.podIPs", 0, ""),
+            ("status.hostIP", 1, "10.1.0.7"),
+            ("status.hostIPs", 1, "10.1.0.7"),
+            ("spec.nodeName", 1, "n"),
         ] {
             assert_eq!(
-                of_pod(&pod, path, &addresses[..count], "n").as_deref(),
+                of_pod(&pod, path, &addresses[..count], node).as_deref(),
                 Some(expected),
                 "{path} {count}"
             );

@@ -228,11 +228,11 @@ impl Worker {
         let volumes = self.volumes.clone().ok_or_else(none)?;
         let (pod, spec, address) = (pod.clone(), spec.clone(), local.address);
         let (objects, environment) = (self.sources.clone(), container.env.clone());
-        let (name, allocatable) = (self.node.clone(), self.allocatable.clone());
+        let (name, host, allocatable) = (self.node.clone(), self.host_address, self.allocatable.clone());
         let tokens = self.tokens.of_pod(&pod).await.map_err(ContainerVolumeError::Setup)?;
         let claimed = self.claims.of_pod(&pod).await.map_err(ContainerVolumeError::Setup)?;
         let made = tokio::task::spawn_blocking(move || {
-            let node = NodeView { name: &name, allocatable: &allocatable };
+            let node = NodeView { name: &name, address: host, allocatable: &allocatable };
             let sources =
                 VolumeSources { objects: &objects, node, address, tokens: &tokens, claimed: &claimed };
             let mounts = volumes.mounts(&pod, &spec, &environment, &sources)?;
@@ -245,7 +245,7 @@ impl Worker {
     }
 
     fn view(&self) -> NodeView<'_> {
-        NodeView { name: &self.node, allocatable: &self.allocatable }
+        NodeView { name: &self.node, address: self.host_address, allocatable: &self.allocatable }
     }
 
     /// Updates the volumes of a running pod.
@@ -254,7 +254,7 @@ impl Worker {
         self.sources.follow().await;
         let address = self.local.lock().get(&ObjectKey::of(&**pod)).and_then(|local| local.address);
         let (pod, objects) = (pod.clone(), self.sources.clone());
-        let (name, allocatable) = (self.node.clone(), self.allocatable.clone());
+        let (name, host, allocatable) = (self.node.clone(), self.host_address, self.allocatable.clone());
         let tokens = match self.tokens.of_pod(&pod).await {
             Ok(tokens) => tokens,
             Err(why) => {
@@ -265,7 +265,7 @@ impl Worker {
         // Only the size of a claim's volume is refreshed, so missing claims do not matter.
         let claimed = self.claims.of_pod(&pod).await.unwrap_or_default();
         let refresh = move || {
-            let node = NodeView { name: &name, allocatable: &allocatable };
+            let node = NodeView { name: &name, address: host, allocatable: &allocatable };
             let sources =
                 VolumeSources { objects: &objects, node, address, tokens: &tokens, claimed: &claimed };
             volumes.refresh(&pod, &sources);

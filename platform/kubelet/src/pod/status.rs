@@ -1,5 +1,7 @@
 //! A pod's status in upstream's form, from its object and the local state. Pure.
 
+use std::net::IpAddr;
+
 use mayfly_api::k8s::{
     api::core::v1::{Container, HostIP, Pod, PodCondition, PodIP, PodSpec, PodStatus},
     apimachinery::pkg::apis::meta::v1::Time,
@@ -20,8 +22,6 @@ use super::{
 
 use crate::pressure::LOW_RESOURCE;
 
-/// The node's own address, without root.
-pub(crate) const HOST_ADDRESS: &str = "127.0.0.1";
 /// Upstream's condition of a pod that was ended by a cause outside of it.
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
 /// The reason of that condition when the kubelet is the cause.
@@ -30,8 +30,8 @@ const ENDED_BY_KUBELET: &str = "TerminationByKubelet";
 const OWN_CONDITIONS: [&str; 5] =
     ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 
-/// The status to be written to the object.
-pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
+/// The status to be written to the object. `host`: the node's own address.
+pub(crate) fn status(pod: &Pod, local: &LocalPod, host: IpAddr, now: Timestamp) -> PodStatus {
     let old = pod.status.clone().unwrap_or_default();
     let Some(spec) = &pod.spec else { return old };
     let mut phase = phase(spec, local, &old);
@@ -105,8 +105,8 @@ pub(crate) fn status(pod: &Pod, local: &LocalPod, now: Timestamp) -> PodStatus {
         }),
         ephemeral_container_statuses: (!ephemeral.is_empty())
             .then(|| statuses(&ephemeral, local, "ContainerCreating", true)),
-        host_ip: Some(HOST_ADDRESS.into()),
-        host_ips: Some(vec![HostIP { ip: HOST_ADDRESS.into() }]),
+        host_ip: Some(host.to_string()),
+        host_ips: Some(vec![HostIP { ip: host.to_string() }]),
         pod_ips: address.clone().map(|ip| {
             let more = local.more_addresses.iter().map(|address| PodIP { ip: address.to_string() });
             std::iter::once(PodIP { ip }).chain(more).collect()
@@ -270,6 +270,8 @@ mod tests {
 
     use super::*;
 
+    const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 1, 0, 7));
+
     #[test]
     fn conditions_of_other_components_are_not_written() {
         let condition =
@@ -314,7 +316,7 @@ mod tests {
             let id = |name: &str| ContainerId { pod: local.uid.clone(), name: name.into(), attempt: 0 };
             let states: Vec<_> = states.iter().map(|(name, state)| (id(name), state.clone())).collect();
             local.observe(&states);
-            status(&pod, &local, at)
+            status(&pod, &local, HOST, at)
         };
         let inits = |status: &PodStatus| -> Vec<bool> {
             status.init_container_statuses.iter().flatten().map(|one| one.ready).collect()
@@ -366,7 +368,7 @@ mod tests {
             let (reason, message) = (reason.to_owned(), "Slurm job 7".to_owned());
             let exit = ContainerState::Exited { started: at, finished: at, exit_code: 137, reason, message };
             local.observe(&[(id, exit)]);
-            let status = status(&pod, &local, at);
+            let status = status(&pod, &local, HOST, at);
             assert_eq!(status.phase.as_deref(), Some("Failed"));
             let conditions = status.conditions.unwrap();
             let found = conditions.iter().find(|condition| condition.type_ == DISRUPTION_TARGET);
@@ -397,7 +399,7 @@ mod tests {
             let (reason, message) = ("Completed".to_owned(), String::new());
             let exit = ContainerState::Exited { started: at, finished: at, exit_code: 0, reason, message };
             local.observe(&[(id, exit)]);
-            let status = status(&pod, &local, at);
+            let status = status(&pod, &local, HOST, at);
             assert_eq!(status.phase.as_deref(), Some(phase));
             assert_eq!(status.message.as_deref(), unsent);
         }

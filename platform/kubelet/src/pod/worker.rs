@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    net::IpAddr,
     sync::Arc,
     time::Duration,
 };
@@ -51,6 +52,8 @@ const STEPS_MAX: usize = 64;
 /// The state that all pods of the node share.
 pub(crate) struct Worker {
     pub(crate) node: String,
+    /// The node's own address.
+    pub(crate) host_address: IpAddr,
     /// The resources that pods may request.
     pub(crate) allocatable: Arc<Amounts>,
     pub(crate) client: Client,
@@ -227,7 +230,7 @@ impl Worker {
     }
 
     pub(super) async fn write_status(&self, pod: &Pod, local: &LocalPod, now: Timestamp) -> kube::Result<()> {
-        let wanted = status::status(pod, local, now);
+        let wanted = status::status(pod, local, self.host_address, now);
         if pod.status.as_ref() == Some(&wanted) {
             return Ok(());
         }

@@ -130,7 +130,7 @@ mod tests {
         let allocatable = Amounts::default();
         let sources = VolumeSources {
             objects: &FixedObjects::default(),
-            node: NodeView { name: "n", allocatable: &allocatable },
+            node: NodeView { name: "n", address: [127, 0, 0, 1].into(), allocatable: &allocatable },
             address: None::<IpAddr>,
             tokens: &PodTokens::default(),
             claimed: &claimed,

@@ -162,7 +162,7 @@ fn downward(
     let mut files = VolumeFiles::new();
     for item in items {
         let text = if let Some(field) = &item.field_ref {
-            fields::of_pod(pod, &field.field_path, sources.address.as_slice(), sources.node.name)
+            fields::of_pod(pod, &field.field_path, sources.address.as_slice(), sources.node)
                 .ok_or_else(|| format!("the field {:?} is unknown", field.field_path))?
         } else if let Some(resource) = &item.resource_field_ref {
             fields::of_resources(pod, None, resource, sources.node.allocatable)?
@@ -200,7 +200,7 @@ mod tests {
                 ("map", json!({"data": {"a": "1", "b": "2"}})),
                 ("secret", json!({"data": {"key": "cHc="}})),
             ),
-            node: NodeView { name: "n", allocatable: &Default::default() },
+            node: NodeView { name: "n", address: [127, 0, 0, 1].into(), allocatable: &Default::default() },
             address: None,
             tokens: &tokens,
             claimed: &Default::default(),

@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn a_volume_in_memory_is_limited_by_itself_its_pod_and_its_node() {
         let size = |limit: Value, of_pod: Value, allocatable: &Amounts| {
-            let node = NodeView { name: "n", allocatable };
+            let node = NodeView { name: "n", address: [127, 0, 0, 1].into(), allocatable };
             memory_bytes_max(
                 &source(json!({"medium": "Memory", "sizeLimit": limit})),
                 &pod(None, of_pod),
@@ -112,7 +112,7 @@ mod tests {
         let (path, of_pod) = (folder.path().join("pod/cache"), folder.path().join("pod"));
         let mode = |path: &PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         let (memory, allocatable) = (MemoryVolumes::default(), Amounts::default());
-        let node = NodeView { name: "n", allocatable: &allocatable };
+        let node = NodeView { name: "n", address: [127, 0, 0, 1].into(), allocatable: &allocatable };
         let on_disk = || make(&path, &source(json!({})), &pod(None, json!({})), node, &memory).unwrap();
         // A crash has interrupted an earlier start.
         fs::create_dir_all(of_pod.join(DRAFT)).unwrap();

@@ -145,7 +145,7 @@ mod tests {
                 ("map", json!({"data": {"key": "value"}})),
                 ("secret", json!({"data": {"key": secret}})),
             ),
-            node: NodeView { name: "n", allocatable: &Default::default() },
+            node: NodeView { name: "n", address: [127, 0, 0, 1].into(), allocatable: &Default::default() },
             address: None,
             tokens: &PodTokens::default(),
             claimed: &Default::default(),

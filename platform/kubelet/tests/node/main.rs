@@ -21,6 +21,7 @@ mod jobs;
 mod log_sockets;
 mod logs;
 mod proxy;
+mod remote;
 mod streams;
 mod withdrawal;
 
