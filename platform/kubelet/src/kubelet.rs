@@ -150,7 +150,7 @@ impl Kubelet {
             allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
             storage: storage.clone(),
             local: Default::default(),
-            addresses: Addresses::from_random_start().into(),
+            addresses: Addresses::from_random_block().into(),
             client: client.clone(),
             deletions: watch::Sender::new(0),
             leftovers: Notify::new(),

@@ -157,7 +157,7 @@ impl Worker {
         }
         let mut addresses = self.addresses.lock();
         if let Some(address) = local.address {
-            addresses.claim(&uid, address);
+            addresses.adopt(&uid, address);
         }
         local.address = addresses.of(&uid);
         local
