@@ -2,7 +2,7 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use axum::Router;
+use axum::{Router, response::IntoResponse as _};
 use http::{HeaderValue, Request, Uri, header};
 use hyper::service::service_fn;
 use mayfly_accept::{AcceptPort, Config, ConnectionMetrics, PeerCertificate, ProgressBody};
@@ -71,7 +71,7 @@ impl LinkServer {
             async move {
                 match allowed.review(request.extensions().get::<PeerCertificate>()) {
                     Ok(()) => router.oneshot(with_path(request)).await,
-                    Err(refusal) => Ok::<_, Infallible>(refusal),
+                    Err(refusal) => Ok::<_, Infallible>(refusal.into_response()),
                 }
             }
         });
