@@ -36,12 +36,7 @@ pub fn demand<'a>(
     services: impl IntoIterator<Item = &'a Service>,
     node: &str,
 ) -> Option<Demand> {
-    let mut pods = pods.into_iter().filter(|pod| {
-        pod.spec.as_ref().is_some_and(|spec| {
-            spec.node_name.as_deref() == Some(node)
-                && spec.runtime_class_name.as_deref() != Some(RUNTIME_CLASS_WASM)
-        })
-    });
+    let mut pods = pods.into_iter().filter(|pod| is_container_pod(pod, node));
     let mut services = services.into_iter().filter(|service| {
         let key = ObjectKey::of(*service);
         let has_address = service.spec.as_ref().is_some_and(|spec| {
@@ -52,6 +47,14 @@ pub fn demand<'a>(
     });
     let pod = pods.next().map(|pod| Demand::Pod(ObjectKey::of(pod)));
     pod.or_else(|| services.next().map(|service| Demand::Service(ObjectKey::of(service))))
+}
+
+/// Whether a pod of containers is bound to the node called `node`.
+pub(crate) fn is_container_pod(pod: &Pod, node: &str) -> bool {
+    pod.spec.as_ref().is_some_and(|spec| {
+        spec.node_name.as_deref() == Some(node)
+            && spec.runtime_class_name.as_deref() != Some(RUNTIME_CLASS_WASM)
+    })
 }
 
 #[cfg(test)]

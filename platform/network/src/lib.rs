@@ -5,8 +5,10 @@
 //! Without root, [`userspace`] listens on addresses of the loopback network 127.64.0.0/10 and copies bytes. [`dns`] is
 //! the cluster's name server; [`health`] answers load balancers. [`policy`] enforces NetworkPolicies: between pods of
 //! containers in tables of its own, for connections of pods of components where the process makes and accepts them.
+//! [`overlay`] adds routes to the pods of the cluster's other nodes.
 //!
-//! **Belongs here:** the rules for a Service's addresses and names on this node, and their execution.
+//! **Belongs here:** the rules for a Service's addresses and names on this node, the routes between nodes, and their
+//! execution.
 //!
 //! **Does not belong here:** the allocation of cluster IPs and node ports (the API server), EndpointSlices (the
 //! controllers), pod addresses and bridges (the runtimes), HTTP routes (the gateway).
@@ -20,6 +22,7 @@ pub mod dns;
 mod health;
 mod netlink;
 pub mod nftables;
+pub mod overlay;
 pub mod plan;
 pub mod policy;
 pub mod role;
@@ -29,6 +32,7 @@ pub mod userspace;
 mod withdrawal;
 
 pub use dns::{ClusterDns, ClusterNames, DnsConfig, HostAddresses};
+pub use overlay::{NodeRoutes, OverlayConfig, PodRouting, RouteOwner, VxlanNetwork};
 pub use plan::{Backend, Frontend, ProxyNode, RuleSet, ServicePortName, TransportProtocol};
 pub use policy::{InProcessPolicies, PolicyEnforcer, PolicyMode};
 pub use role::{Activation, ProxyMode, ServiceProxy};

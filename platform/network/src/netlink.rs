@@ -1,13 +1,14 @@
-//! The kernel's netfilter socket (netlink): the generation of the packet filter's rules, and [`conntrack`] entries.
+//! Netlink sockets: the generation of the packet filter's rules, [`conntrack`] entries, and the [`route`] tables.
 //!
-//! Requests are synchronous and short; [`conntrack::delete_udp`] may list many entries and belongs on a thread for
-//! blocking work.
+//! Requests are synchronous and short; [`conntrack::delete_udp`] and [`route::read`] may list many entries and belong on
+//! a thread for blocking work.
 
 pub(crate) mod conntrack;
+pub(crate) mod route;
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, sockopt};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, sockopt};
 
 /// The timeout of one answer of the kernel, which normally answers at once.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -43,38 +44,61 @@ pub(crate) fn rules_generation() -> io::Result<u32> {
     generation.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
 }
 
-pub(crate) struct NetfilterSocket(OwnedFd);
+/// A socket of the netfilter subsystems, whose messages begin with a `struct nfgenmsg`.
+pub(crate) struct NetfilterSocket(NetlinkSocket);
 
 impl NetfilterSocket {
     pub(crate) fn open() -> io::Result<Self> {
-        let socket = rustix::net::socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC,
-            Some(netlink::NETFILTER),
-        )?;
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(ANSWER_TIMEOUT))?;
-        Ok(Self(socket))
+        NetlinkSocket::open(Some(netlink::NETFILTER)).map(Self)
     }
 
-    /// Sends a request, and passes the attributes of each message of the answer to `take`. `flags` is [`ACKNOWLEDGE`]
-    /// or [`LIST`], which determine how the end of the answer is recognised.
+    /// As [`NetlinkSocket::request`]; `take` gets the attributes of each message.
     fn request(
         &self,
         kind: u16,
         flags: u16,
         family: u8,
-        body: &[u8],
+        attributes: &[u8],
         mut take: impl FnMut(&[u8]),
     ) -> io::Result<()> {
-        let length = HEADER_BYTES + FAMILY_HEADER_BYTES + body.len();
-        let length = u32::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let body = [&[family, 0, 0, 0], attributes].concat();
+        self.0.request(kind, flags, &body, |_, payload| {
+            take(payload.get(FAMILY_HEADER_BYTES..).unwrap_or_default());
+        })
+    }
+}
+
+/// A socket of one netlink protocol, in the network namespace of the thread that opens it.
+struct NetlinkSocket(OwnedFd);
+
+impl NetlinkSocket {
+    /// `None`: the protocol number zero, `NETLINK_ROUTE`.
+    fn open(protocol: Option<Protocol>) -> io::Result<Self> {
+        let socket = rustix::net::socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            protocol,
+        )?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+        Ok(Self(socket))
+    }
+
+    /// Sends a request, and passes the type and the payload of each message of the answer to `take`. `flags` contains
+    /// [`ACKNOWLEDGE`] or [`LIST`], which determine how the end of the answer is recognised.
+    fn request(
+        &self,
+        kind: u16,
+        flags: u16,
+        body: &[u8],
+        mut take: impl FnMut(u16, &[u8]),
+    ) -> io::Result<()> {
+        let length = u32::try_from(HEADER_BYTES + body.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut message = Vec::new();
         message.extend(length.to_ne_bytes());
         message.extend(kind.to_ne_bytes());
         message.extend((flags | REQUEST).to_ne_bytes());
         message.extend([0; 8]);
-        message.extend([family, 0, 0, 0]);
         message.extend(body);
         rustix::net::send(&self.0, &message, SendFlags::empty())?;
         let mut buffer = vec![0; BUFFER_BYTES];
@@ -92,7 +116,7 @@ impl NetfilterSocket {
                         let code = payload.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
                         return if code == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(-code)) };
                     }
-                    _ => take(payload.get(FAMILY_HEADER_BYTES..).unwrap_or_default()),
+                    kind => take(kind, payload),
                 }
             }
         }
