@@ -33,7 +33,7 @@ mod withdrawal;
 
 pub use dns::{ClusterDns, ClusterNames, DnsConfig, HostAddresses};
 pub use overlay::{NodeRoutes, OverlayConfig, PodRouting, RouteOwner, VxlanNetwork};
-pub use plan::{Backend, Frontend, ProxyNode, RuleSet, ServicePortName, TransportProtocol};
+pub use plan::{Backend, Frontend, NodeListeners, ProxyNode, RuleSet, ServicePortName, TransportProtocol};
 pub use policy::{InProcessPolicies, PolicyEnforcer, PolicyMode};
 pub use role::{Activation, ProxyMode, ServiceProxy};
 pub use withdrawal::AppliedEndpoints;

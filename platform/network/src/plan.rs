@@ -9,13 +9,16 @@ use std::{
     time::Duration,
 };
 
-use mayfly_api::k8s::api::{
-    core::v1::{Service, ServicePort, ServiceSpec},
-    discovery::v1::EndpointSlice,
+use mayfly_api::{
+    ObjectKey,
+    k8s::api::{
+        core::v1::{Service, ServicePort, ServiceSpec},
+        discovery::v1::EndpointSlice,
+    },
 };
 
-pub use self::endpoints::ProxyNode;
 use self::endpoints::{Candidates, TrafficPolicy, local_endpoints};
+pub use self::endpoints::{NodeListeners, ProxyNode};
 
 /// The label of an EndpointSlice with the name of its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -259,9 +262,13 @@ impl PortPlan<'_> {
         is_external: bool,
     ) -> Backend {
         let candidates = self.candidates(protocol);
+        let listener = self.node.listeners.get(&(ObjectKey::new(self.namespace, self.name), protocol));
         // Node ports of both families share one frontend.
         let of_family = |policy| -> Vec<SocketAddr> {
-            let endpoints = candidates.endpoints(policy, self.node);
+            let endpoints = match listener {
+                Some(listener) => BTreeSet::from([*listener]),
+                None => candidates.endpoints(policy, self.node),
+            };
             let is_usable = |at: &SocketAddr| address.is_none_or(|of| of.is_ipv4() == at.is_ipv4());
             endpoints.into_iter().filter(is_usable).collect()
         };
@@ -302,7 +309,7 @@ impl PortPlan<'_> {
                     && TransportProtocol::of(port.protocol.as_deref()) == Some(protocol)
             });
             let Some(port) = port.and_then(|port| u16::try_from(port.port?).ok()) else { continue };
-            candidates.add(slice, port);
+            candidates.add(slice, port, &self.node.name);
         }
         candidates
     }

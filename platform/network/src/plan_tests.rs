@@ -1,10 +1,12 @@
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::*;
 
 /// A node in the zone `east`.
 fn here() -> ProxyNode {
-    ProxyNode { name: "here".into(), zone: Some("east".into()) }
+    ProxyNode { zone: Some("east".into()), ..ProxyNode::of("here", None) }
 }
 
 fn service(spec: Value) -> Service {
@@ -211,4 +213,30 @@ fn an_address_that_two_services_have_belongs_to_the_first_name() {
         let owners: Vec<_> = rules.frontends.values().map(|backend| &*backend.service.service).collect();
         assert_eq!(owners, ["web"]);
     }
+}
+
+#[test]
+fn loopback_addresses_of_other_nodes_are_left_out() {
+    let service = service(json!({"clusterIP": "10.96.0.7", "ports": [{"name": "http", "port": 80}]}));
+    let of = |name: &str, node: Value| json!({"addresses": [name], "nodeName": node});
+    let slice = slice(json!([
+        of("127.64.0.1", json!("here")),
+        of("127.64.0.2", json!("there")),
+        of("127.64.0.3", json!(null)),
+        of("10.0.0.1", json!("there")),
+    ]));
+    let expected = "tcp 10.96.0.7:80 -> [10.0.0.1:8080, 127.64.0.1:8080, 127.64.0.3:8080]";
+    assert_eq!(planned(&service, &slice), [expected]);
+}
+
+#[test]
+fn a_listener_of_the_node_replaces_the_endpoints_of_its_protocol() {
+    let ports = json!([{"name": "http", "port": 80}, {"name": "dns", "port": 53, "protocol": "UDP"}]);
+    let service =
+        service(json!({"clusterIP": "10.96.0.7", "ports": ports, "internalTrafficPolicy": "Local"}));
+    let own: SocketAddr = "127.95.255.255:4000".parse().unwrap();
+    let listeners = NodeListeners::from([((ObjectKey::new("shop", "web"), TransportProtocol::Udp), own)]);
+    let rules = plan([&service], [&two_endpoints()], &here().with_listeners(Arc::new(listeners)));
+    let endpoints: Vec<_> = rules.frontends.values().flat_map(|backend| &backend.endpoints).collect();
+    assert_eq!(endpoints, [&"10.0.0.2:8080".parse().unwrap(), &own]);
 }

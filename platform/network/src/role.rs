@@ -1,9 +1,11 @@
 //! The service proxy of a node: plans rules from Services and EndpointSlices and applies them.
 
 use std::{
+    io,
     net::{IpAddr, Ipv4Addr},
     path::PathBuf,
     sync::Arc,
+    task::Poll,
     time::Duration,
 };
 
@@ -25,7 +27,7 @@ use crate::{
     health::HealthCheckServer,
     nftables::NftablesProxy,
     plan,
-    plan::{ProxyNode, RuleSet},
+    plan::{NodeListeners, ProxyNode, RuleSet},
     route,
     userspace::{FrontendError, UserspaceProxy},
     withdrawal::{AppliedEndpoints, LiveEndpoints, live_endpoints},
@@ -82,6 +84,7 @@ pub struct ServiceProxy {
     slices: Informer<EndpointSlice>,
     pods: Informer<Pod>,
     nodes: Informer<Node>,
+    listeners: Vec<watch::Receiver<Arc<NodeListeners>>>,
     rules: watch::Sender<Arc<RuleSet>>,
     live: watch::Sender<LiveEndpoints>,
     is_programmed: watch::Sender<bool>,
@@ -96,7 +99,11 @@ impl std::fmt::Debug for ServiceProxy {
 
 enum Proxy {
     Nftables(NftablesProxy),
-    Userspace(UserspaceProxy),
+    Userspace {
+        proxy: UserspaceProxy,
+        /// The number of frontends whose addresses this machine does not have.
+        foreign: usize,
+    },
 }
 
 impl ServiceProxy {
@@ -117,11 +124,20 @@ impl ServiceProxy {
             slices: informers.of(),
             pods: informers.of(),
             nodes: informers.of(),
+            listeners: Vec::new(),
             rules: watch::Sender::new(Arc::new(RuleSet::default())),
             live: watch::Sender::new(LiveEndpoints::default()),
             is_programmed,
             health_port,
         }
+    }
+
+    /// Serves Services by listeners of this node's process, in place of the endpoints in EndpointSlices: those of the
+    /// name server, or of the gateway. May be called for each source of listeners.
+    #[must_use]
+    pub fn with_listeners(mut self, listeners: watch::Receiver<Arc<NodeListeners>>) -> Self {
+        self.listeners.push(listeners);
+        self
     }
 
     /// The latest planned rules.
@@ -162,7 +178,9 @@ impl ServiceProxy {
                 let proxy = NftablesProxy::new(table).masquerading_bridge(*bridged_pods);
                 Proxy::Nftables(proxy.with_pods(pods.clone()))
             }
-            ProxyMode::Userspace(address) => Proxy::Userspace(UserspaceProxy::new(*address)),
+            ProxyMode::Userspace(address) => {
+                Proxy::Userspace { proxy: UserspaceProxy::new(*address), foreign: 0 }
+            }
         };
         let mut health = HealthCheckServer::new(self.mode.node_address(), self.health_port.clone());
         let mut services = self.services.subscribe();
@@ -240,13 +258,18 @@ impl ServiceProxy {
     }
 
     fn proxy_node(&self) -> ProxyNode {
-        ProxyNode::of(&self.node, self.nodes.get(&ObjectKey::cluster(&*self.node)).as_deref())
+        let node = ProxyNode::of(&self.node, self.nodes.get(&ObjectKey::cluster(&*self.node)).as_deref());
+        node.with_listeners(merged(&self.listeners))
     }
 
     /// Waits until the node is not as planned for. Most changes of Nodes are heartbeats.
     async fn moved(&self, planned: &ProxyNode, nodes: &mut Changes) {
+        let mut listeners = self.listeners.clone();
         while self.proxy_node() == *planned {
-            nodes.next().await;
+            tokio::select! {
+                _ = nodes.next() => {}
+                () = any_changed(&mut listeners) => {}
+            }
         }
     }
 
@@ -254,8 +277,39 @@ impl ServiceProxy {
         let (services, slices) = (self.services.list(), self.slices.list());
         let (services, slices) =
             (services.iter().map(|service| &**service), slices.iter().map(|slice| &**slice));
-        (plan::plan(services, slices.clone(), node), live_endpoints(slices))
+        (plan::plan(services, slices.clone(), node), live_endpoints(slices, &self.node))
     }
+}
+
+/// The listeners of all sources.
+pub(crate) fn merged(sources: &[watch::Receiver<Arc<NodeListeners>>]) -> Arc<NodeListeners> {
+    match sources {
+        [] => Arc::default(),
+        [source] => source.borrow().clone(),
+        sources => {
+            let all = sources.iter().map(|source| source.borrow().clone());
+            Arc::new(all.flat_map(|of| NodeListeners::clone(&of)).collect())
+        }
+    }
+}
+
+/// Waits until one of the sources changes; one that has ended does not change any more.
+async fn any_changed(sources: &mut [watch::Receiver<Arc<NodeListeners>>]) {
+    let mut all: Vec<_> = sources
+        .iter_mut()
+        .map(|source| {
+            Box::pin(async move {
+                if source.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            })
+        })
+        .collect();
+    std::future::poll_fn(|context| {
+        let is_ready = all.iter_mut().any(|of| of.as_mut().poll(context).is_ready());
+        if is_ready { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }
 
 /// Waits for changes, or for the next periodic check.
@@ -287,7 +341,20 @@ impl Proxy {
                 }
                 None
             }
-            Self::Userspace(proxy) => in_words(&proxy.apply(rules).await),
+            Self::Userspace { proxy, foreign } => {
+                // Cluster IPs outside of the loopback network, on a node that joined the cluster of a server with root:
+                // no retry can help.
+                let is_foreign =
+                    |failed: &FrontendError| failed.source.kind() == io::ErrorKind::AddrNotAvailable;
+                let (elsewhere, failed): (Vec<_>, Vec<_>) =
+                    proxy.apply(rules).await.into_iter().partition(is_foreign);
+                if let Some(first) = elsewhere.first().filter(|_| elsewhere.len() > *foreign) {
+                    let count = elsewhere.len();
+                    tracing::warn!(%first, count, "programs on this machine do not reach Services at addresses that it does not have");
+                }
+                *foreign = elsewhere.len();
+                in_words(&failed)
+            }
         }
     }
 }

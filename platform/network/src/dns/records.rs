@@ -10,6 +10,8 @@ use mayfly_api::{
     },
 };
 
+use crate::slices::is_reachable;
+
 /// The value of `clusterIP` of a headless Service.
 const HEADLESS: &str = "None";
 
@@ -55,9 +57,14 @@ pub struct ServiceRecords {
 }
 
 impl ServiceRecords {
-    /// Derives the records from a Service and its EndpointSlices.
+    /// Derives the records from a Service and its EndpointSlices. With `node`, only endpoints that the node of this name
+    /// can reach have records: the loopback addresses of other nodes do not.
     #[must_use]
-    pub fn of<'a>(service: &Service, slices: impl IntoIterator<Item = &'a EndpointSlice>) -> Option<Self> {
+    pub fn of<'a>(
+        service: &Service,
+        slices: impl IntoIterator<Item = &'a EndpointSlice>,
+        node: Option<&str>,
+    ) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let ports =
             spec.ports.iter().flatten().filter_map(|port| {
@@ -67,7 +74,7 @@ impl ServiceRecords {
         let target = if spec.type_.as_deref() == Some("ExternalName") {
             ServiceTarget::ExternalName(spec.external_name.clone()?)
         } else if spec.cluster_ip.as_deref() == Some(HEADLESS) {
-            let all: BTreeSet<_> = slices.into_iter().flat_map(endpoints).collect();
+            let all: BTreeSet<_> = slices.into_iter().flat_map(|slice| endpoints(slice, node)).collect();
             ServiceTarget::Endpoints(all.into_iter().collect())
         } else {
             let all = spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip);
@@ -113,7 +120,7 @@ fn port_record(name: Option<&str>, protocol: Option<&str>, number: Option<i32>) 
 
 /// The ready endpoints of a slice. The EndpointSlice controller marks all endpoints of a Service with
 /// `publishNotReadyAddresses` as ready.
-fn endpoints(slice: &EndpointSlice) -> Vec<EndpointRecord> {
+fn endpoints(slice: &EndpointSlice, node: Option<&str>) -> Vec<EndpointRecord> {
     let record = |port: &EndpointPort| port_record(port.name.as_deref(), port.protocol.as_deref(), port.port);
     let ports: Vec<_> = slice.ports.iter().flatten().filter_map(record).collect();
     let ready = slice.endpoints.iter().filter(|endpoint| {
@@ -122,6 +129,8 @@ fn endpoints(slice: &EndpointSlice) -> Vec<EndpointRecord> {
     let all = ready.flat_map(|endpoint| {
         let hostname = endpoint.hostname.clone().filter(|name| !name.is_empty());
         let addresses = endpoint.addresses.iter().filter_map(|address| address.parse().ok());
+        let addresses =
+            addresses.filter(move |address| node.is_none_or(|node| is_reachable(endpoint, *address, node)));
         let ports = &ports;
         addresses.map(move |address| EndpointRecord {
             address,

@@ -28,7 +28,10 @@ use super::{
     server::{self, NameServer},
     zone::{HostAddresses, Zone},
 };
-use crate::{plan::SERVICE_NAME_LABEL, slices};
+use crate::{
+    plan::{NodeListeners, SERVICE_NAME_LABEL, TransportProtocol},
+    slices,
+};
 
 /// The Service through which pods reach the name server, as in every Kubernetes cluster.
 const SERVICE_NAMESPACE: &str = "kube-system";
@@ -44,6 +47,8 @@ pub struct ClusterNames {
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
     slices_by_service: Index<EndpointSlice>,
+    /// The node that resolves the names.
+    node: Option<Arc<str>>,
     is_complete: watch::Sender<bool>,
 }
 
@@ -68,7 +73,9 @@ pub struct DnsConfig {
 pub struct ClusterDns {
     config: DnsConfig,
     names: ClusterNames,
-    client: kube::Client,
+    /// `None`: the Service is not published.
+    client: Option<kube::Client>,
+    listeners: watch::Sender<Arc<NodeListeners>>,
 }
 
 impl std::fmt::Debug for ClusterDns {
@@ -85,7 +92,13 @@ impl ClusterNames {
         let slices_by_service = slices::by_service(&slices);
         let zone = Arc::new(RwLock::new(Zone::new(domain)));
         let is_complete = watch::Sender::new(false);
-        Self { zone, services: informers.of(), slices, slices_by_service, is_complete }
+        Self { zone, services: informers.of(), slices, slices_by_service, node: None, is_complete }
+    }
+
+    /// Resolves names for the node called `node`: loopback addresses of endpoints on other nodes are left out.
+    #[must_use]
+    pub fn of_node(self, node: &str) -> Self {
+        Self { node: Some(node.into()), ..self }
     }
 
     /// Resolves a host name, see [`Zone::resolve`].
@@ -138,16 +151,31 @@ impl ClusterNames {
     fn update(&self, key: &ObjectKey) {
         let records = self.services.get(key).and_then(|service| {
             let slices = self.slices_by_service.get(&slices::index_value(key));
-            ServiceRecords::of(&service, slices.iter().map(|slice| &**slice))
+            ServiceRecords::of(&service, slices.iter().map(|slice| &**slice), self.node.as_deref())
         });
         self.zone.write().set(key, records);
     }
 }
 
 impl ClusterDns {
+    /// The name server that also publishes the Service `kube-dns`: one in a cluster.
     #[must_use]
     pub fn create(config: DnsConfig, names: ClusterNames, client: kube::Client) -> Self {
-        Self { config, names, client }
+        Self { config, names, client: Some(client), listeners: watch::Sender::default() }
+    }
+
+    /// The name server of a node of a cluster whose Service `kube-dns` another node publishes. The node's proxy must get
+    /// [`ClusterDns::listeners`]: it connects the Service's address to this server.
+    #[must_use]
+    pub fn local(config: DnsConfig, names: ClusterNames) -> Self {
+        Self { config, names, client: None, listeners: watch::Sender::default() }
+    }
+
+    /// The addresses on which this server serves the Service, for
+    /// [`ServiceProxy::with_listeners`](crate::ServiceProxy::with_listeners).
+    #[must_use]
+    pub fn listeners(&self) -> watch::Receiver<Arc<NodeListeners>> {
+        self.listeners.subscribe()
     }
 
     /// Serves pods until `stop`. Failures are retried, since pods can still use addresses meanwhile.
@@ -172,8 +200,15 @@ impl ClusterDns {
         };
         let names = NameServer::new(self.names.zone.clone(), Forwarder::new(&self.config.resolv_conf))
             .after(self.names.is_complete.subscribe());
+        self.listeners.send_replace(Arc::new(NodeListeners::from(
+            [(TransportProtocol::Udp, ports.0), (TransportProtocol::Tcp, ports.1)].map(|(protocol, port)| {
+                let service = ObjectKey::new(SERVICE_NAMESPACE, SERVICE);
+                ((service, protocol), SocketAddr::new(self.config.listen, port))
+            }),
+        )));
         let publishing = async {
-            while let Err(error) = self.publish(ports).await {
+            let Some(client) = &self.client else { return };
+            while let Err(error) = self.publish(client, ports).await {
                 tracing::warn!(%error, "cannot write the Service kube-dns; will try again");
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
@@ -182,9 +217,9 @@ impl ClusterDns {
     }
 
     /// Writes the Service and its EndpointSlice.
-    async fn publish(&self, (udp, tcp): (u16, u16)) -> Result<(), kube::Error> {
-        let services: Api<Service> = Api::namespaced(self.client.clone(), SERVICE_NAMESPACE);
-        let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), SERVICE_NAMESPACE);
+    async fn publish(&self, client: &kube::Client, (udp, tcp): (u16, u16)) -> Result<(), kube::Error> {
+        let services: Api<Service> = Api::namespaced(client.clone(), SERVICE_NAMESPACE);
+        let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), SERVICE_NAMESPACE);
         let address = self.config.cluster_ip.to_string();
         let known = services.get_opt(SERVICE).await?.and_then(|service| service.spec?.cluster_ip);
         if known.is_some_and(|known| known != address) {

@@ -15,7 +15,7 @@ fn add(zone: &mut Zone, name: &str, spec: Value, slices: &[Value]) {
         serde_json::from_value(slice).unwrap()
     };
     let slices: Vec<_> = slices.iter().map(slice).collect();
-    zone.set(&ObjectKey::new("shop", name), ServiceRecords::of(&service.unwrap(), &slices));
+    zone.set(&ObjectKey::new("shop", name), ServiceRecords::of(&service.unwrap(), &slices, Some("here")));
 }
 
 fn zone() -> Zone {
@@ -33,6 +33,7 @@ fn zone() -> Zone {
         "endpoints": [
             {"addresses": ["10.0.0.1"], "hostname": "db-0", "conditions": {"ready": true}},
             {"addresses": ["10.0.0.2"]},
+            {"addresses": ["127.64.0.1"], "hostname": "db-3", "nodeName": "there"},
             {"addresses": ["10.0.0.3"], "hostname": "db-2", "conditions": {"ready": false}},
         ],
     });

@@ -2,15 +2,29 @@
 //!
 //! The choice is that of upstream's `CategorizeEndpoints` (`pkg/proxy/topology.go`), separately for each address family.
 
-use std::{collections::BTreeSet, net::SocketAddr};
-
-use mayfly_api::k8s::api::{
-    core::v1::Node,
-    discovery::v1::{Endpoint, EndpointConditions, EndpointSlice},
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
 };
+
+use mayfly_api::{
+    ObjectKey,
+    k8s::api::{
+        core::v1::Node,
+        discovery::v1::{Endpoint, EndpointConditions, EndpointSlice},
+    },
+};
+
+use super::TransportProtocol;
+use crate::slices::is_reachable;
 
 /// The label of a Node with its zone.
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+
+/// Listeners of this node's process that serve Services on this node, in place of the endpoints in EndpointSlices, by
+/// the Service and the protocol: the name server, for example, which every node has at a loopback address.
+pub type NodeListeners = BTreeMap<(ObjectKey, TransportProtocol), SocketAddr>;
 
 /// The node for which rules are planned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +32,7 @@ pub struct ProxyNode {
     pub name: String,
     /// The zone in the Node's labels. Without it, hints for zones are not used.
     pub zone: Option<String>,
+    pub listeners: Arc<NodeListeners>,
 }
 
 impl ProxyNode {
@@ -26,7 +41,13 @@ impl ProxyNode {
     pub fn of(name: &str, node: Option<&Node>) -> Self {
         let labels = node.and_then(|node| node.metadata.labels.as_ref());
         let zone = labels.and_then(|labels| labels.get(ZONE_LABEL)).filter(|zone| !zone.is_empty());
-        Self { name: name.to_owned(), zone: zone.cloned() }
+        Self { name: name.to_owned(), zone: zone.cloned(), listeners: Arc::default() }
+    }
+
+    /// The same node with listeners.
+    #[must_use]
+    pub fn with_listeners(self, listeners: Arc<NodeListeners>) -> Self {
+        Self { listeners, ..self }
     }
 }
 
@@ -58,10 +79,11 @@ pub(super) fn local_endpoints(slices: &[&EndpointSlice], node: &str) -> usize {
 pub(super) struct Candidates<'a>(Vec<(SocketAddr, &'a Endpoint)>);
 
 impl<'a> Candidates<'a> {
-    /// Adds the endpoints of a slice, at the number of their port.
-    pub(super) fn add(&mut self, slice: &'a EndpointSlice, port: u16) {
+    /// Adds the endpoints of a slice that the node called `node` can reach, at the number of their port.
+    pub(super) fn add(&mut self, slice: &'a EndpointSlice, port: u16, node: &str) {
         for endpoint in &slice.endpoints {
-            let addresses = endpoint.addresses.iter().filter_map(|address| address.parse().ok());
+            let addresses = endpoint.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok());
+            let addresses = addresses.filter(|address| is_reachable(endpoint, *address, node));
             self.0.extend(addresses.map(|address| (SocketAddr::new(address, port), endpoint)));
         }
     }

@@ -23,7 +23,7 @@ use mayfly_api::{
 use mayfly_informer::{Change, Index, Informer, Informers};
 use mayfly_runtime::{ConnectionPolicy, OutboundRoute, PodIdentity};
 use rand::RngExt as _;
-use tokio::task::spawn_blocking;
+use tokio::{sync::watch, task::spawn_blocking};
 
 use super::{
     decision::{ConnectionSide, allows_connection},
@@ -31,8 +31,8 @@ use super::{
     plan::{PolicyProtocol, addresses_of},
 };
 use crate::{
-    plan::{self, Backend, Frontend, ProxyNode, RuleSet, TransportProtocol},
-    role::ProxyMode,
+    plan::{self, Backend, Frontend, NodeListeners, ProxyNode, RuleSet, TransportProtocol},
+    role::{ProxyMode, merged},
     slices,
     userspace::admits_client,
 };
@@ -61,6 +61,7 @@ struct ClusterConnections {
     policies: Informer<NetworkPolicy>,
     namespaces: Informer<Namespace>,
     nodes: Informer<Node>,
+    listeners: Vec<watch::Receiver<Arc<NodeListeners>>>,
     pods: Informer<Pod>,
     pods_by_address: Index<Pod>,
     services: Informer<Service>,
@@ -110,6 +111,7 @@ impl InProcessPolicies {
             policies,
             namespaces,
             nodes: informers.of(),
+            listeners: Vec::new(),
             pods_by_address: pods.index(BY_ADDRESS, addresses),
             pods,
             services_by_frontend: services.index(BY_FRONTEND, frontends),
@@ -117,6 +119,16 @@ impl InProcessPolicies {
             slices_by_service: slices::by_service(&slices),
             slices,
         }))
+    }
+
+    /// As [`ServiceProxy::with_listeners`](crate::ServiceProxy::with_listeners). Has to be called before the first
+    /// connection.
+    #[must_use]
+    pub fn with_listeners(mut self, listeners: watch::Receiver<Arc<NodeListeners>>) -> Self {
+        if let Some(connections) = Arc::get_mut(&mut self.0) {
+            connections.listeners.push(listeners);
+        }
+        self
     }
 }
 
@@ -141,7 +153,8 @@ impl ClusterConnections {
     /// The pod at an address; one that has not ended, if there are several.
     fn at(&self, address: IpAddr) -> Option<Arc<Pod>> {
         let pods = self.pods_by_address.get(&address.to_string());
-        pods.into_iter().find(|pod| ConnectionSide::at(address, Some(pod)).namespace().is_some())
+        let mut pods = pods.into_iter().filter(|pod| is_of_node(pod, address, &self.node));
+        pods.find(|pod| ConnectionSide::at(address, Some(pod)).namespace().is_some())
     }
 
     /// Whether the policies allow a connection of this process's pods.
@@ -206,7 +219,7 @@ impl ClusterConnections {
         let slices: Vec<_> = services.iter().flat_map(of).collect();
         let services = services.iter().map(|service| &**service);
         let of_node = self.nodes.get(&ObjectKey::cluster(&*self.node));
-        let node = ProxyNode::of(&self.node, of_node.as_deref());
+        let node = ProxyNode::of(&self.node, of_node.as_deref()).with_listeners(merged(&self.listeners));
         let mut rules: RuleSet = plan::plan(services, slices.iter().map(|slice| &**slice), &node);
         rules.frontends.remove(&frontend)
     }
@@ -273,6 +286,12 @@ impl ConnectionPolicy for InProcessPolicies {
         let (connections, to) = (self.0.clone(), to.clone());
         spawn_blocking(move || connections.admits(&to, port, from)).await.unwrap_or(false)
     }
+}
+
+/// Whether an address is this pod's on the node called `node`: nodes give their pods the same loopback addresses.
+fn is_of_node(pod: &Pod, address: IpAddr, node: &str) -> bool {
+    let of = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    !address.is_loopback() || of == Some(node)
 }
 
 /// The side of a connection that is a pod of this process: by its object, once that is known.

@@ -130,7 +130,8 @@ pub fn plan<'a>(
     namespaces: impl IntoIterator<Item = &'a Namespace>,
     node: &str,
 ) -> PolicyRules {
-    let pods: Vec<_> = pods.into_iter().filter_map(PodWithAddress::of).collect();
+    let pods = pods.into_iter().filter_map(PodWithAddress::of);
+    let pods: Vec<_> = pods.filter_map(|pod| pod.seen_from(node)).collect();
     plan_pods(policies, &pods, namespaces, node)
 }
 
@@ -252,6 +253,15 @@ impl<'a> PodWithAddress<'a> {
             addresses,
             ports: ports.collect(),
         })
+    }
+
+    /// The pod as packets on the node called `node` show it: the loopback addresses of another node's pods are those of
+    /// other pods here. `None`: no packet shows it.
+    fn seen_from(mut self, node: &str) -> Option<Self> {
+        if self.node != Some(node) {
+            self.addresses.retain(|address| !address.is_loopback());
+        }
+        (!self.addresses.is_empty()).then_some(self)
     }
 
     /// The port that this pod gives a name.

@@ -179,3 +179,25 @@ fn the_rules_stay_while_the_pods_of_a_peer_come_and_go() {
     assert_eq!(before.pods, after.pods);
     assert_ne!(before.peer_sets, after.peer_sets);
 }
+
+#[test]
+fn pods_of_other_nodes_are_peers_by_addresses_that_are_theirs_alone() {
+    let on = |node: &str, app: &str, address: &str| {
+        let mut pod = pod("shop", app, address);
+        pod["spec"]["nodeName"] = node.into();
+        pod
+    };
+    let spec =
+        json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "db"}}}]}]});
+    let pods = vec![
+        on("here", "web", "10.0.0.1"),
+        on("there", "db", "10.0.1.1"),
+        on("there", "db", "127.64.0.1"),
+        on("here", "db", "127.64.0.2"),
+    ];
+    let rules = planned_of(&[spec], pods);
+    let isolated: Vec<_> = rules.pods.keys().map(ToString::to_string).collect();
+    assert_eq!(isolated, ["10.0.0.1", "127.64.0.2"], "only this node's pods");
+    let peers: Vec<_> = rules.peer_sets.values().flatten().map(ToString::to_string).collect();
+    assert_eq!(peers, ["10.0.1.1", "127.64.0.2"]);
+}
