@@ -349,7 +349,8 @@ impl NftablesProxy {
 
     /// For pods of this network on a bridge whose packets the kernel does not filter (`br_netfilter` is not loaded): a
     /// pod's answer to another pod would bypass the rules that translate the endpoint's address back into the
-    /// Service's. Connections between them through Services are masqueraded instead.
+    /// Service's. Connections between them through Services are masqueraded instead; those to pods of other nodes, whose
+    /// answers are routed, are not.
     #[must_use]
     pub fn masquerading_bridge(mut self, pods: Option<Ipv4Net>) -> Self {
         self.bridged_pods = pods;
@@ -399,7 +400,7 @@ impl NftablesProxy {
     async fn write_all(&mut self, rules: &Arc<RuleSet>) -> Result<(), NftError> {
         let mut script = String::new();
         for family in AddressFamily::ALL {
-            fixed::write_table(family, &self.table, self.bridged_pods, &mut script);
+            fixed::write_table(family, &self.table, self.bridged_pods, &self.pods, &mut script);
         }
         let mut written = Written::nothing(&self.table);
         script.push_str(&written.change(rules, &self.pods, Instant::now()));

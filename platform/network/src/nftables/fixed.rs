@@ -2,16 +2,20 @@
 
 use std::fmt::Write as _;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 
 use super::{AddressFamily, HAIRPINS, MASQUERADE_MARK, Map, endpoints_map};
 use crate::plan::TransportProtocol;
+
+/// The bridges of pods, as `runtime-oci` names them.
+const POD_BRIDGES: &str = "mf-*";
 
 /// Writes a new table with its fixed chains, which replaces an existing one within the same transaction.
 pub(super) fn write_table(
     family: AddressFamily,
     table: &str,
     bridged_pods: Option<Ipv4Net>,
+    pods: &[IpNet],
     script: &mut String,
 ) {
     let (word, key) = (family.word(), family.address_type());
@@ -43,10 +47,21 @@ pub(super) fn write_table(
     };
     let bridged = match (family, bridged_pods) {
         (AddressFamily::V4, Some(pods)) => {
-            format!("    ct status dnat ip saddr {pods} ip daddr {pods} masquerade fully-random\n")
+            format!(
+                "    ct status dnat ip saddr {pods} ip daddr {pods} oifname \"{POD_BRIDGES}\" masquerade fully-random\n"
+            )
         }
         _ => String::new(),
     };
+    // The answers of a pod of another node come back through the tunnel only if they go to an address of this node's
+    // range: clients that are no pods, such as the node itself, get one.
+    let mut elsewhere = String::new();
+    for pods in pods.iter().filter(|pods| AddressFamily::of_ip(pods.network()) == family) {
+        let _ = writeln!(
+            elsewhere,
+            "    ct status dnat {word} saddr != {pods} {word} daddr {pods} oifname != \"{POD_BRIDGES}\" masquerade fully-random"
+        );
+    }
     let _ = write!(
         script,
         "add table {word} {table}
@@ -69,7 +84,7 @@ table {word} {table} {{
   chain nat-postrouting {{ type nat hook postrouting priority 100; policy accept;
     meta mark & {MASQUERADE_MARK} == {MASQUERADE_MARK} masquerade fully-random
     {word} saddr . {word} daddr @{HAIRPINS} ct status dnat masquerade fully-random
-{bridged}  }}
+{bridged}{elsewhere}  }}
 {guard}  chain filter-input {{ type filter hook input priority 0; policy accept; ct state new jump without-endpoints; }}
   chain filter-forward {{ type filter hook forward priority 0; policy accept; ct state new jump without-endpoints; }}
   chain filter-output {{ type filter hook output priority 0; policy accept; ct state new jump without-endpoints; }}
