@@ -5,7 +5,7 @@
 //! Without root, [`userspace`] listens on addresses of the loopback network 127.64.0.0/10 and copies bytes. [`dns`] is
 //! the cluster's name server; [`health`] answers load balancers. [`policy`] enforces NetworkPolicies: between pods of
 //! containers in tables of its own, for connections of pods of components where the process makes and accepts them.
-//! [`overlay`] adds routes to the pods of the cluster's other nodes.
+//! [`overlay`] adds routes to the pods of the cluster's other nodes; [`facts`] are what all nodes must agree on.
 //!
 //! **Belongs here:** the rules for a Service's addresses and names on this node, the routes between nodes, and their
 //! execution.
@@ -19,6 +19,7 @@
 
 pub mod demand;
 pub mod dns;
+pub mod facts;
 mod health;
 mod netlink;
 pub mod nftables;
@@ -32,6 +33,7 @@ pub mod userspace;
 mod withdrawal;
 
 pub use dns::{ClusterDns, ClusterNames, DnsConfig, HostAddresses};
+pub use facts::{ClusterFacts, ClusterFactsError, FetchFactsError};
 pub use overlay::{NodeRoutes, OverlayConfig, PodRouting, RouteOwner, VxlanNetwork};
 pub use plan::{Backend, Frontend, NodeListeners, ProxyNode, RuleSet, ServicePortName, TransportProtocol};
 pub use policy::{InProcessPolicies, PolicyEnforcer, PolicyMode};
