@@ -10,11 +10,12 @@ use std::{
 
 use async_trait::async_trait;
 use containerd_client::services::v1::snapshots::UsageRequest;
+use ipnet::Ipv4Net;
 use mayfly_distribution::RegistryClient;
 use mayfly_runtime::{
     ContainerId, ContainerSpec, ContainerState, ContainerStreams, DiskUsage, ImageRecord, ImageStore,
-    LoopbackNetwork, PodNetwork, PodUid, PullSecret, Runtime, RuntimeError, SandboxSpec, SandboxStatus,
-    Usage,
+    LoopbackNetwork, NetworkError, PodNetwork, PodUid, PullSecret, Runtime, RuntimeError, SandboxSpec,
+    SandboxStatus, Usage,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -28,7 +29,7 @@ use crate::{
     daemon,
     images::{UnpackedImages, check_archive, full_name, parse_name},
     layout::{Layout, task_id},
-    network::BridgeNetwork,
+    network::{BridgeNetwork, BridgeOptions},
     sandbox::Sandbox,
 };
 
@@ -59,6 +60,8 @@ pub struct Config {
     pub service_rules: Option<watch::Receiver<bool>>,
     /// Whether pods on the bridge have an IPv6 address in addition to the IPv4 one.
     pub dual_stack: bool,
+    /// The bridge's place in the network of a cluster.
+    pub bridge: BridgeOptions,
     /// The address of pods with `hostNetwork`.
     pub host_address: IpAddr,
     /// The client of the registries that images are pulled from.
@@ -75,6 +78,8 @@ impl std::fmt::Debug for Config {
 /// The containerd host.
 pub struct OciRuntime {
     pub(crate) inner: Arc<OciHost>,
+    /// `None`: pods are in the host's network.
+    bridge: Option<Arc<BridgeNetwork>>,
 }
 
 impl std::fmt::Debug for OciRuntime {
@@ -86,7 +91,7 @@ impl std::fmt::Debug for OciRuntime {
 pub(crate) struct OciHost {
     pub(crate) config: Config,
     pub(crate) layout: Layout,
-    pub(crate) network: Box<dyn PodNetwork>,
+    pub(crate) network: Arc<dyn PodNetwork>,
     pub(crate) images: UnpackedImages,
     pub(crate) sandboxes: Mutex<HashMap<PodUid, Sandbox>>,
     pub(crate) containers: Mutex<HashMap<ContainerId, Tracked>>,
@@ -104,12 +109,14 @@ impl OciRuntime {
     /// Sandboxes exist, but containerd cannot be reached or started.
     pub async fn create(config: Config) -> Result<Self, RuntimeError> {
         let layout = Layout::new(config.root.clone());
-        let network: Box<dyn PodNetwork> = match config.network {
-            PodNetworkMode::Bridge => {
-                let (plugins, rules) = (config.programs.cni.clone(), config.service_rules.clone());
-                Box::new(BridgeNetwork::new(plugins, layout.network(), rules, config.dual_stack))
-            }
-            PodNetworkMode::Loopback => Box::new(LoopbackNetwork),
+        let bridge = (config.network == PodNetworkMode::Bridge).then(|| {
+            let (plugins, rules) = (config.programs.cni.clone(), config.service_rules.clone());
+            let (folder, options) = (layout.network(), config.bridge.clone());
+            Arc::new(BridgeNetwork::new(plugins, folder, rules, config.dual_stack, options))
+        });
+        let network: Arc<dyn PodNetwork> = match &bridge {
+            Some(bridge) => bridge.clone(),
+            None => Arc::new(LoopbackNetwork),
         };
         let inner = Arc::new(OciHost {
             config,
@@ -123,7 +130,24 @@ impl OciRuntime {
             client: tokio::sync::Mutex::default(),
         });
         adopt::adopt(&inner).await?;
-        Ok(Self { inner })
+        Ok(Self { inner, bridge })
+    }
+
+    /// The range of the addresses of this node's pods, once it is known: chosen for the first pod or by
+    /// [`OciRuntime::reserve_pod_range`], or assigned. `None`: pods are in the host's network.
+    #[must_use]
+    pub fn pod_range(&self) -> Option<watch::Receiver<Option<Ipv4Net>>> {
+        self.bridge.as_ref().map(|bridge| bridge.range())
+    }
+
+    /// Chooses the range of pods now, so that the cluster knows it before it assigns ranges to other nodes; an assigned
+    /// range is waited for. `None`: pods are in the host's network.
+    ///
+    /// # Errors
+    /// No range is free on this host, or none was assigned, or the choice cannot be stored.
+    pub async fn reserve_pod_range(&self) -> Result<Option<Ipv4Net>, NetworkError> {
+        let Some(bridge) = &self.bridge else { return Ok(None) };
+        bridge.reserve().await.map(|config| Some(config.range))
     }
 
     /// Stops containerd if no pod is left; otherwise containerd and the containers keep running until the next start.

@@ -35,3 +35,4 @@ mod shared_memory;
 mod spec;
 
 pub use host::{Config, OciRuntime};
+pub use network::{BridgeOptions, PodRange};

@@ -1,12 +1,14 @@
 //! The bridge network of a node: a bridge and an address range per data directory, by the CNI plugins `bridge`,
 //! `host-local`, `portmap` and `loopback`.
 //!
-//! The protocol of the plugins: <https://www.cni.dev/docs/spec/> (version 1.0.0).
+//! The protocol of the plugins: <https://www.cni.dev/docs/spec/> (version 1.0.0). [`range`] decides about the addresses.
+
+mod range;
 
 use std::{
     collections::BTreeMap,
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv6Addr},
     path::PathBuf,
     process::Stdio,
     time::Duration,
@@ -15,54 +17,43 @@ use std::{
 use async_trait::async_trait;
 use ipnet::{Ipv4Net, Ipv6Net};
 use mayfly_runtime::{NetworkAttachment, NetworkError, PodNetwork, PortMapping};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 use tokio::{
     io::AsyncWriteExt as _,
     process::Command,
     sync::{Mutex, watch},
 };
 
+use self::range::BridgeConfig;
+pub use self::range::{BridgeOptions, PodRange};
+use crate::availability::find_program;
+
 const CNI_VERSION: &str = "1.0.0";
 const INTERFACE: &str = "eth0";
-/// The ranges of pods are subnets of this network: 256 of them.
-const RANGES: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 212, 0, 0), 16);
-const RANGE_PREFIX: u8 = 24;
 /// The IPv6 subnets of these ranges are from these unique local addresses (RFC 4193), which also hold the Services'
 /// range.
 const RANGES_V6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfd6d, 0x6179, 0x666c, 0, 0, 0, 0, 0), 48);
 const RANGE_V6_PREFIX: u8 = 64;
 /// The longest wait of a pod for the node's rules for Services before its start is retried.
 const SERVICE_RULES_TIMEOUT: Duration = Duration::from_secs(15);
+/// The mark with which the plugin `portmap` requests that a packet gets the node's address.
+const PORT_MAPPING_MARK: &str = "0x2000/0x2000";
 
 /// The bridge of one data directory.
 pub(crate) struct BridgeNetwork {
     plugins: PathBuf,
     /// The directory of its range and its address leases.
     folder: PathBuf,
-    /// The plugins change the same bridge and rules, so only one runs at a time.
-    turn: Mutex<()>,
+    /// The plugins change the same bridge and rules, so only one runs at a time. Its value: whether this process has
+    /// written the rule of [`keep_addresses`].
+    turn: Mutex<bool>,
     /// Becomes true once the node's rules for Services are written; `None` if the node has none.
     service_rules: Option<watch::Receiver<bool>>,
     /// Whether pods have an IPv6 address in addition to the IPv4 one.
     dual_stack: bool,
-}
-
-/// The stored configuration of a bridge, reused after a restart.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct BridgeConfig {
-    bridge: String,
-    #[serde(serialize_with = "write_range", deserialize_with = "read_range")]
-    range: Ipv4Net,
-}
-
-fn write_range<S: serde::Serializer>(range: &Ipv4Net, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(range)
-}
-
-fn read_range<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Ipv4Net, D::Error> {
-    String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    options: BridgeOptions,
+    /// The range of the node's pods, once it is known.
+    range: watch::Sender<Option<Ipv4Net>>,
 }
 
 /// The command of a plugin call.
@@ -87,8 +78,20 @@ impl BridgeNetwork {
         folder: PathBuf,
         service_rules: Option<watch::Receiver<bool>>,
         dual_stack: bool,
+        options: BridgeOptions,
     ) -> Self {
-        Self { plugins, folder, turn: Mutex::default(), service_rules, dual_stack }
+        let known = match options.range {
+            // A damaged file is reported by the next pod.
+            PodRange::Chosen => BridgeConfig::load(&folder).ok().flatten().map(|config| config.range),
+            PodRange::Assigned(_) => None,
+        };
+        let range = watch::Sender::new(known);
+        Self { plugins, folder, turn: Mutex::default(), service_rules, dual_stack, options, range }
+    }
+
+    /// The range of the node's pods, once it is known.
+    pub(crate) fn range(&self) -> watch::Receiver<Option<Ipv4Net>> {
+        self.range.subscribe()
     }
 
     /// Waits until the node's rules for Services are written: a pod that starts earlier would not resolve names.
@@ -101,26 +104,23 @@ impl BridgeNetwork {
         }
     }
 
-    /// The bridge's name and range; chosen for the first pod.
-    fn config(&self) -> Result<BridgeConfig, NetworkError> {
-        let file = self.folder.join("bridge.json");
-        if let Ok(text) = fs::read(&file) {
-            return serde_json::from_slice(&text)
-                .map_err(|error| NetworkError(format!("{} is damaged: {error}", file.display())));
-        }
-        let used = fs::read_to_string("/proc/net/route").map(|text| routes(&text)).unwrap_or_default();
-        let config = choose(&self.folder.to_string_lossy(), &used)
-            .ok_or_else(|| NetworkError(format!("no /{RANGE_PREFIX} of {RANGES} is free on this host")))?;
-        let written = fs::create_dir_all(&self.folder).and_then(|()| {
-            // A file that a crash cut off would keep all later pods of this node from starting.
-            let mut part = tempfile::NamedTempFile::new_in(&self.folder)?;
-            std::io::Write::write_all(&mut part, &serde_json::to_vec(&config)?)?;
-            part.as_file().sync_all()?;
-            part.persist(&file)?;
-            Ok(())
-        });
-        written.map_err(|error| NetworkError(format!("cannot write {}: {error}", file.display())))?;
+    /// The bridge's name and range: chosen for the first pod, or assigned by the cluster.
+    pub(crate) async fn reserve(&self) -> Result<BridgeConfig, NetworkError> {
+        let config = match &self.options.range {
+            PodRange::Chosen => BridgeConfig::chosen(&self.folder, self.options.cluster_pods),
+            PodRange::Assigned(range) => {
+                let range = range::assignment(range).await?;
+                BridgeConfig::assigned(&self.folder, self.options.cluster_pods, range, bridge_exists)
+            }
+        }?;
+        self.range.send_if_modified(|range| range.replace(config.range) != Some(config.range));
         Ok(config)
+    }
+
+    /// The plugins' configuration of the bridge.
+    fn plugin_config(&self, config: &BridgeConfig) -> Value {
+        let mtu = self.options.mtu.as_ref().and_then(|mtu| *mtu.borrow());
+        bridge_config(config, &self.folder, self.dual_stack, mtu)
     }
 
     async fn call(
@@ -167,16 +167,21 @@ impl PodNetwork for BridgeNetwork {
     }
 
     async fn attach(&self, pod: &NetworkAttachment) -> Result<Vec<IpAddr>, NetworkError> {
-        let config = self.config()?;
+        self.reserve().await?;
         self.service_rules().await?;
-        let _turn = self.turn.lock().await;
-        let bridge = bridge_config(&config, &self.folder, self.dual_stack);
+        let mut keeps_addresses = self.turn.lock().await;
+        // Again: with the last pod that was detached meanwhile, the range may have changed.
+        let config = self.reserve().await?;
+        let bridge = self.plugin_config(&config);
         // A repeated attachment would find its address in use.
         let _ = self.call("bridge", Verb::Del, pod, INTERFACE, &bridge).await;
         self.call("loopback", Verb::Add, pod, "lo", &loopback_config()).await?;
         let result = self.call("bridge", Verb::Add, pod, INTERFACE, &bridge).await?;
         if self.service_rules.is_some() {
             route_services(&config.bridge)?;
+        }
+        if !*keeps_addresses {
+            *keeps_addresses = keep_addresses(&config, self.options.cluster_pods).await;
         }
         if !pod.host_ports.is_empty() {
             let ports = portmap_config(&pod.host_ports, Some(&result));
@@ -190,24 +195,68 @@ impl PodNetwork for BridgeNetwork {
     }
 
     async fn detach(&self, pod: &NetworkAttachment) -> Result<(), NetworkError> {
-        if !self.folder.join("bridge.json").exists() {
-            return Ok(());
-        }
-        let config = self.config()?;
-        let _turn = self.turn.lock().await;
+        let mut keeps_addresses = self.turn.lock().await;
+        let Some(config) = BridgeConfig::load(&self.folder)? else { return Ok(()) };
         if !pod.host_ports.is_empty() {
             let ports = portmap_config(&pod.host_ports, None);
             self.call("portmap", Verb::Del, pod, INTERFACE, &ports).await?;
         }
-        self.call(
-            "bridge",
-            Verb::Del,
-            pod,
-            INTERFACE,
-            &bridge_config(&config, &self.folder, self.dual_stack),
-        )
-        .await?;
-        remove_unused(&config.bridge).await
+        self.call("bridge", Verb::Del, pod, INTERFACE, &self.plugin_config(&config)).await?;
+        if remove_unused(&config.bridge).await? {
+            *keeps_addresses = false;
+            masquerade_again(&config, self.options.cluster_pods).await;
+        }
+        Ok(())
+    }
+}
+
+fn bridge_exists(bridge: &str) -> bool {
+    fs::exists(format!("/sys/class/net/{bridge}")).unwrap_or(true)
+}
+
+/// Lets packets to pods of other nodes keep the addresses of their pods, by which policies recognise them: the plugin
+/// `bridge` replaces those of all packets that leave the range. The rule comes before the plugin's. Returns whether it is
+/// there; without it, pods still reach each other, so a failure is only logged.
+async fn keep_addresses(config: &BridgeConfig, cluster_pods: Ipv4Net) -> bool {
+    let rule = address_rule(config, cluster_pods);
+    if iptables("-C", &rule).await.is_ok() {
+        return true;
+    }
+    let added = iptables("-I", &rule).await;
+    if let Err(error) = &added {
+        tracing::warn!(
+            error,
+            "pods of other nodes see this node's address instead of its pods': no masquerading exception"
+        );
+    }
+    added.is_ok()
+}
+
+/// Removes the rule of [`keep_addresses`]. A rule that is left does not matter without pods.
+async fn masquerade_again(config: &BridgeConfig, cluster_pods: Ipv4Net) {
+    if let Err(error) = iptables("-D", &address_rule(config, cluster_pods)).await {
+        tracing::debug!(error, bridge = config.bridge, "cannot remove the masquerading exception");
+    }
+}
+
+/// Connections through a port of the host still get the node's address: their answers must come back through it.
+fn address_rule(config: &BridgeConfig, cluster_pods: Ipv4Net) -> Vec<String> {
+    let (range, pods) = (config.range.to_string(), cluster_pods.to_string());
+    let comment = format!("mayfly: {} keeps addresses of pods", config.bridge);
+    let rule = ["-s", &range, "-d", &pods, "-m", "mark", "!", "--mark", PORT_MAPPING_MARK];
+    let rule = rule.into_iter().chain(["-m", "comment", "--comment", &comment, "-j", "ACCEPT"]);
+    rule.map(str::to_owned).collect()
+}
+
+/// Runs `iptables` on the chain of address translation after routing.
+async fn iptables(verb: &str, rule: &[String]) -> Result<(), String> {
+    let program = find_program("iptables").unwrap_or_else(|| "iptables".into());
+    let mut command = Command::new(program);
+    command.args(["-w", "-t", "nat", verb, "POSTROUTING"]).args(rule).kill_on_drop(true);
+    let output = command.output().await.map_err(|error| format!("cannot run iptables: {error}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
     }
 }
 
@@ -218,11 +267,11 @@ fn route_services(bridge: &str) -> Result<(), NetworkError> {
     fs::write(&file, "1").map_err(|error| NetworkError(format!("cannot write {file}: {error}")))
 }
 
-/// Removes a bridge without pods; the attachment of the next pod creates it again.
-async fn remove_unused(bridge: &str) -> Result<(), NetworkError> {
+/// Removes a bridge without pods; the attachment of the next pod creates it again. Returns whether it has no pods.
+async fn remove_unused(bridge: &str) -> Result<bool, NetworkError> {
     let ports = std::fs::read_dir(format!("/sys/class/net/{bridge}/brif"));
     if ports.is_ok_and(|mut ports| ports.next().is_some()) {
-        return Ok(());
+        return Ok(false);
     }
     let removed = Command::new("ip").args(["link", "delete", "dev", bridge]).output().await;
     let output = removed.map_err(|error| NetworkError(format!("cannot run ip: {error}")))?;
@@ -230,34 +279,7 @@ async fn remove_unused(bridge: &str) -> Result<(), NetworkError> {
     if !output.status.success() && !said.contains("Cannot find device") {
         return Err(NetworkError(format!("cannot remove the bridge {bridge}: {}", said.trim())));
     }
-    Ok(())
-}
-
-/// The ranges of the host's routes, from `/proc/net/route`.
-fn routes(text: &str) -> Vec<Ipv4Net> {
-    let rows = text.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
-    rows.filter_map(|row| {
-        let number = |at: usize| u32::from_str_radix(row.get(at)?, 16).ok();
-        // The number is in the machine's byte order.
-        let address = Ipv4Addr::from(number(1)?.swap_bytes());
-        let mask = number(7)?.swap_bytes();
-        Ipv4Net::new(address, u8::try_from(mask.leading_ones()).ok()?).ok()
-    })
-    // The default route covers all addresses and reserves none.
-    .filter(|range| range.prefix_len() > 0)
-    .collect()
-}
-
-/// A range that no route of the host overlaps. The search starts at a position that depends on the data directory, so
-/// that two servers on one host rarely compete.
-fn choose(folder: &str, used: &[Ipv4Net]) -> Option<BridgeConfig> {
-    let hash = Sha256::digest(folder);
-    let ranges: Vec<Ipv4Net> = RANGES.subnets(RANGE_PREFIX).ok()?.collect();
-    let first = usize::from(hash[0]);
-    let overlaps = |range: &Ipv4Net| used.iter().any(|other| other.contains(range) || range.contains(other));
-    let candidates = (0..ranges.len()).filter_map(|step| ranges.get((first + step) % ranges.len()).copied());
-    let range = candidates.into_iter().find(|range| !overlaps(range))?;
-    Some(BridgeConfig { bridge: format!("mf-{}", hex::encode(&hash[1..5])), range })
+    Ok(true)
 }
 
 fn loopback_config() -> Value {
@@ -272,17 +294,24 @@ fn range_v6(range: Ipv4Net) -> Ipv6Net {
     Ipv6Net::new_assert(segments.into(), RANGE_V6_PREFIX)
 }
 
-fn bridge_config(config: &BridgeConfig, folder: &std::path::Path, dual_stack: bool) -> Value {
+fn bridge_config(
+    config: &BridgeConfig,
+    folder: &std::path::Path,
+    dual_stack: bool,
+    mtu: Option<u32>,
+) -> Value {
     let (mut ranges, mut routes) =
         (vec![json!([{"subnet": config.range.to_string()}])], vec![json!({"dst": "0.0.0.0/0"})]);
     if dual_stack {
         ranges.push(json!([{"subnet": range_v6(config.range).to_string()}]));
         routes.push(json!({"dst": "::/0"}));
     }
+    // The plugin's zero stands for the kernel's default.
     json!({
         "cniVersion": CNI_VERSION,
         "name": config.bridge,
         "type": "bridge",
+        "mtu": mtu.unwrap_or(0),
         "bridge": config.bridge,
         "isGateway": true,
         "ipMasq": true,
@@ -327,28 +356,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_that_the_host_uses_is_left_alone() {
-        let free = choose("/data", &[]).unwrap();
-        assert_eq!(free, choose("/data", &[]).unwrap(), "the same folder gets the same range");
-        assert!(RANGES.contains(&free.range) && free.bridge.len() < 16, "{free:?}");
-        let next = choose("/data", &[free.range]).unwrap();
-        assert_ne!(next.range, free.range);
-        assert_eq!(choose("/data", &["10.0.0.0/8".parse().unwrap()]), None);
-    }
-
-    #[test]
-    fn routes_are_read_from_the_kernels_table() {
-        let text = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
-                    eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
-                    eth0\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n";
-        assert_eq!(routes(text), ["192.168.0.0/24".parse::<Ipv4Net>().unwrap()]);
-    }
-
-    #[test]
     fn pods_of_both_families_have_ranges_of_both() {
         let range = "10.212.7.0/24".parse().unwrap();
         let config = BridgeConfig { bridge: "mf-1".into(), range };
-        let ipam = bridge_config(&config, std::path::Path::new("/d"), true)["ipam"].clone();
+        let plugin = bridge_config(&config, std::path::Path::new("/d"), true, Some(1450));
+        assert_eq!(plugin["mtu"], 1450);
+        let ipam = plugin["ipam"].clone();
         let ranges = json!([[{"subnet": "10.212.7.0/24"}], [{"subnet": "fd6d:6179:666c:d407::/64"}]]);
         assert_eq!(ipam["ranges"], ranges);
         assert_eq!(ipam["routes"], json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));

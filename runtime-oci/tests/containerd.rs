@@ -28,7 +28,7 @@ use mayfly_runtime::{
     SandboxHost, SandboxSpec, StreamOptions,
 };
 use mayfly_runtime_oci::{
-    Config, OciRuntime,
+    BridgeOptions, Config, OciRuntime,
     availability::{Availability, ContainersMode, choose},
     host::PodNetworkMode,
 };
@@ -69,6 +69,7 @@ async fn fixture(test: &str) -> Option<ContainerdFixture> {
         network: PodNetworkMode::Bridge,
         service_rules: None,
         dual_stack: false,
+        bridge: BridgeOptions::default(),
         host_address: "127.0.0.1".parse().unwrap(),
         registries: RegistryClient::new(RegistryConfig::default()),
     };

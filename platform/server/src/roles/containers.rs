@@ -6,7 +6,7 @@ use anyhow::{Context as _, anyhow};
 use mayfly_cli::data_dir::DataDir;
 use mayfly_distribution::RegistryClient;
 use mayfly_runtime_oci::{
-    Config, OciRuntime,
+    BridgeOptions, Config, OciRuntime,
     availability::{self, Availability},
     host::PodNetworkMode,
 };
@@ -43,6 +43,7 @@ pub(super) async fn create(
         network: PodNetworkMode::Bridge,
         service_rules,
         dual_stack: config.dual_stack,
+        bridge: BridgeOptions::default(),
         host_address: Ipv4Addr::LOCALHOST.into(),
         registries,
     };
