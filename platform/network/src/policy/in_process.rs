@@ -2,7 +2,8 @@
 //!
 //! A connection to a Service is judged by the endpoint that it goes to, so the endpoint is chosen here, and the
 //! connection passes neither of the proxies. Without any policy in the cluster, only the namespace of the destination is
-//! recorded: a policy that is created later applies to the next request, which must not use a pooled connection.
+//! recorded: a policy that is created later applies to the next request, which must not use a pooled connection; the
+//! endpoint is chosen here only if the node's proxy cannot serve the Service's address.
 
 use std::{
     collections::BTreeSet,
@@ -189,6 +190,14 @@ impl ClusterConnections {
         }
     }
 
+    /// Whether a Service has an address that the node's proxy cannot serve: without root, one that is no loopback
+    /// address, in a cluster whose server has root.
+    fn is_unserved(&self, to: SocketAddr) -> bool {
+        let is_userspace = self.node_port_address.is_some();
+        let frontend = Frontend::Address(TransportProtocol::Tcp, to);
+        is_userspace && !to.ip().is_loopback() && !self.services_at(frontend).is_empty()
+    }
+
     /// The frontends that an address may be.
     fn frontends(&self, to: SocketAddr) -> impl Iterator<Item = Frontend> {
         let address = Frontend::Address(TransportProtocol::Tcp, to);
@@ -270,7 +279,9 @@ impl ConnectionPolicy for InProcessPolicies {
         self.0.synced().await;
         if self.0.policies.is_empty() {
             self.0.record_destination(from, to);
-            return OutboundRoute::To(to);
+            if !self.0.is_unserved(to) {
+                return OutboundRoute::To(to);
+            }
         }
         let (connections, from, tried) = (self.0.clone(), from.clone(), tried.to_vec());
         let decided = spawn_blocking(move || connections.route(&from, to, &tried)).await;
