@@ -7,19 +7,27 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     process::Command,
     sync::{Arc, mpsc},
-    time::Duration,
+    thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
+use fake_api::FakeApi;
 use ipnet::Ipv4Net;
+use mayfly_informer::Informers;
 use mayfly_network::{
-    Backend, Frontend, OverlayConfig, PodRouting, RouteOwner, RuleSet, ServicePortName, TransportProtocol,
-    VxlanNetwork,
+    Backend, Frontend, NodeRoutes, OverlayConfig, PodRouting, RouteOwner, RuleSet, ServicePortName,
+    TransportProtocol, VxlanNetwork,
     nftables::NftablesProxy,
-    overlay::{KernelState, OverlayNode, OverlayStep, execute, plan, removal},
+    overlay::{
+        ANNOTATION_TUNNEL, KernelState, OverlayNode, OverlayStep, TunnelEndpoint, execute, plan, removal,
+    },
     policy::{PolicyTables, plan_policies},
 };
 use nix::sched::{CloneFlags, unshare};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+mod fake_api;
 
 /// The timeout of any wait.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -64,10 +72,12 @@ impl Namespace {
 
     /// Runs async work in the namespace.
     fn block_on<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
-        self.run(|| {
-            tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
-        })
+        self.run(|| runtime().block_on(work))
     }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 fn ip(arguments: &str) {
@@ -180,6 +190,24 @@ impl TestNode {
         all.lines().map(shown).collect()
     }
 
+    fn object(&self) -> serde_json::Value {
+        let range = self.facts().range.to_string();
+        json!({"metadata": {"name": self.name, "annotations": {}}, "spec": {"podCIDR": range, "podCIDRs": [range]},
+            "status": {"addresses": [{"type": "InternalIP", "address": self.address.to_string()}]}})
+    }
+
+    /// Follows the Nodes of an API server on a thread in the node's namespace.
+    fn run_role(&self, api: &FakeApi, stop: &CancellationToken) -> JoinHandle<()> {
+        let (config, api, stop) = (self.config.clone(), api.clone(), stop.clone());
+        let running = async move {
+            // The client has a task, which belongs to this thread's runtime.
+            let client = api.client();
+            let informers = Informers::create(client.clone(), stop.clone());
+            NodeRoutes::create(config, &informers, client).run(stop).await;
+        };
+        self.namespace.run(|| std::thread::spawn(|| runtime().block_on(running)))
+    }
+
     fn object_of_pod(&self) -> mayfly_api::k8s::api::core::v1::Pod {
         let address = self.pod_address().to_string();
         serde_json::from_value(json!({
@@ -285,14 +313,9 @@ fn policy_rules(nodes: [&TestNode; 3]) -> mayfly_network::policy::PolicyRules {
     plan_policies(&[serde_json::from_value(policy).unwrap()], &pods, &[], "c")
 }
 
-#[tokio::test]
-#[ignore = "the child of pods_of_several_nodes, which runs it in a namespace"]
-async fn nodes_scenario() {
-    assert_eq!(
-        said("ip", "-o addr show"),
-        "",
-        "this test changes the network: it runs in a new namespace only"
-    );
+/// Two networks with a router, which is the calling process's namespace.
+fn make_networks() {
+    assert_eq!(said("ip", "-o addr show"), "", "this test changes the network: run it in a new namespace");
     ip("link set lo up");
     for (lan, address) in [("lan1", "192.0.2.254/24"), ("lan2", "198.51.100.254/24")] {
         ip(&format!("link add {lan} type bridge"));
@@ -300,6 +323,12 @@ async fn nodes_scenario() {
         ip(&format!("link set {lan} up"));
     }
     std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
+}
+
+#[tokio::test]
+#[ignore = "the child of pods_of_several_nodes, which runs it in a namespace"]
+async fn nodes_scenario() {
+    make_networks();
     let a = TestNode::create("a", 1, "192.0.2.1/24", "lan1", "192.0.2.254");
     let b = TestNode::create("b", 2, "192.0.2.2/24", "lan1", "192.0.2.254");
     let c = TestNode::create("c", 3, "198.51.100.3/24", "lan2", "198.51.100.254");
@@ -364,6 +393,65 @@ async fn nodes_scenario() {
     assert!(b.routes().is_empty() && c.routes().is_empty());
 }
 
+/// A container's pod that is bound to a node.
+fn bound_pod(node: &str) -> serde_json::Value {
+    json!({"metadata": {"namespace": "shop", "name": "web"},
+        "spec": {"nodeName": node, "containers": [{"name": "c"}]}})
+}
+
+/// Waits until a pod gets an answer from another one.
+fn until_answered(from: &TestNode, to: &TestNode) {
+    let began = Instant::now();
+    let at = to.pod_at();
+    while from.pod.run(move || ask(at, SILENCE)) != answer(to, from.pod_address().into()) {
+        assert!(began.elapsed() < PATIENCE, "{} does not reach {}", from.name, to.name);
+    }
+}
+
+#[tokio::test]
+#[ignore = "the child of routes_follow_the_nodes, which runs it in a namespace"]
+async fn role_scenario() {
+    make_networks();
+    let a = TestNode::create("a", 1, "192.0.2.1/24", "lan1", "192.0.2.254");
+    let c = TestNode::create("c", 3, "198.51.100.3/24", "lan2", "198.51.100.254");
+    let api = FakeApi::default();
+    for node in [&a, &c] {
+        api.put("nodes", node.object());
+    }
+    api.put("pods", bound_pod("a"));
+    let start = || {
+        let stop = CancellationToken::new();
+        (stop.clone(), [&a, &c].map(|node| node.run_role(&api, &stop)))
+    };
+    let end = |stop: CancellationToken, roles: [JoinHandle<()>; 2]| {
+        stop.cancel();
+        roles.into_iter().for_each(|role| role.join().unwrap());
+    };
+    // Each node publishes its tunnel, and uses that of the other.
+    let (stop, roles) = start();
+    until_answered(&a, &c);
+    let annotations = api.get("nodes", "a").unwrap()["metadata"]["annotations"].clone();
+    let published =
+        TunnelEndpoint::from_annotation(annotations[ANNOTATION_TUNNEL].as_str().unwrap()).unwrap();
+    assert_eq!(Some(published), a.published().tunnel);
+
+    // A node with pods of containers keeps its routes, which the next run takes over.
+    end(stop, roles);
+    assert_eq!((a.routes().len(), c.routes().len()), (1, 0));
+    let (stop, roles) = start();
+    until_answered(&a, &c);
+
+    // A node goes.
+    api.delete("nodes", "c");
+    let began = Instant::now();
+    while !a.routes().is_empty() {
+        assert!(began.elapsed() < PATIENCE, "the route to a deleted node is left");
+    }
+    end(stop, roles);
+    let links = a.namespace.run(|| said("ip", "-o link show type vxlan"));
+    assert_eq!(links, "", "nothing needs the device");
+}
+
 /// Runs a test of this file in a network namespace; returns an error if the commands in `needed` do not work there.
 fn in_namespace(test: &str, needed: &str) -> Result<(), String> {
     let tried = Command::new("unshare").args(["-n", "sh", "-ec", needed]).output();
@@ -378,12 +466,22 @@ fn in_namespace(test: &str, needed: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// What the tests need in a network namespace.
+const NEEDED: &str = "nft add table ip t; ip link add lan type bridge; ip link add one type veth peer name other; \
+        ip link add tunnel type vxlan id 1 dstport 8472; echo 1 > /proc/sys/net/ipv4/ip_forward";
+
 #[test]
 #[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
 fn pods_of_several_nodes() {
-    let needed = "nft add table ip t; ip link add lan type bridge; ip link add one type veth peer name other; \
-        ip link add tunnel type vxlan id 1 dstport 8472; echo 1 > /proc/sys/net/ipv4/ip_forward";
-    if let Err(reason) = in_namespace("nodes_scenario", needed) {
+    if let Err(reason) = in_namespace("nodes_scenario", NEEDED) {
         println!("SKIPPED pods_of_several_nodes: {reason}");
+    }
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "the runner counts the lines of skipped tests")]
+fn routes_follow_the_nodes() {
+    if let Err(reason) = in_namespace("role_scenario", NEEDED) {
+        println!("SKIPPED routes_follow_the_nodes: {reason}");
     }
 }
