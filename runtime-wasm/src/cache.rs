@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! absent ──(first holder)──▶ loading ──▶ loaded ──(last holder)──▶ absent
-//!                              │ mapped if a compiled file exists; otherwise compiled, stored, mapped
+//!                              │ mapped if a compiled file exists; otherwise fetched if the artifact store is a
+//!                              │ cache that lacks it, compiled, stored, mapped
 //! ```
 //! Loading is single-flight: concurrent callers wait for the same result. Compilation runs in its own task: it outlives
 //! the caller that started it, and is cancelled after [`ABANDONED_AFTER`] without a waiting caller.
@@ -21,7 +22,7 @@ use std::{
 };
 
 use mayfly_api::Digest;
-use mayfly_artifacts::{Artifacts, EngineHash};
+use mayfly_artifacts::{ArtifactPin, Artifacts, EngineHash};
 use mayfly_runtime::CallError;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OnceCell};
@@ -64,6 +65,8 @@ pub(crate) struct ComponentCache {
 /// One component. It stays in memory while an entry is held.
 pub(crate) struct CacheEntry {
     digest: Digest,
+    /// On a node whose artifact store is a cache: the component, compiled or not, stays in it.
+    _pin: ArtifactPin,
     cache: Weak<ComponentCache>,
     loaded: OnceCell<LoadedComponent>,
     /// Its position in the compilation queue.
@@ -246,6 +249,7 @@ impl ComponentCache {
         }
         let entry = Arc::new(CacheEntry {
             digest,
+            _pin: self.artifacts.pin(&digest),
             cache: Arc::downgrade(self),
             loaded: OnceCell::new(),
             ticket: Ticket::default(),
@@ -317,8 +321,8 @@ impl ComponentCache {
     }
 
     async fn read(&self, digest: &Digest) -> Result<(Vec<u8>, ComponentReport), CallError> {
-        let path = self.artifacts.path(digest).ok_or(CallError::ComponentMissing(*digest))?;
-        let wasm = tokio::fs::read(path).await.map_err(|error| match error.kind() {
+        let path = self.artifacts.get(digest).await.map_err(|error| failure::fetch_error(&error))?;
+        let wasm = tokio::fs::read(&path).await.map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => CallError::ComponentMissing(*digest),
             _ => CallError::Internal(format!("cannot read component {digest}: {error}")),
         })?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mayfly_artifacts::UnpackError;
+use mayfly_artifacts::{FetchError, UnpackError};
 use mayfly_runtime::CallError;
 use wasmtime::{PoolConcurrencyLimitError, Trap, WasmBacktrace};
 use wasmtime_wasi::I32Exit;
@@ -28,6 +28,18 @@ pub(crate) fn unpack_error(error: &UnpackError) -> CallError {
         UnpackError::Missing(digest) => CallError::ComponentMissing(*digest),
         UnpackError::Refused { .. } => CallError::ComponentInvalid(error.to_string()),
         UnpackError::Io { .. } => CallError::Internal(error.to_string()),
+        UnpackError::NotFetched(error) => fetch_error(error),
+    }
+}
+
+/// A component or an archive of files cannot be read.
+pub(crate) fn fetch_error(error: &FetchError) -> CallError {
+    match error {
+        FetchError::Missing(digest) => CallError::ComponentMissing(*digest),
+        FetchError::Origin { .. } | FetchError::Damaged { .. } | FetchError::Full { .. } => {
+            CallError::ComponentUnavailable { why: error.to_string(), retry_after: RETRY_AFTER }
+        }
+        FetchError::Io { .. } => CallError::Internal(error.to_string()),
     }
 }
 

@@ -1,13 +1,11 @@
 //! The host's state of one instance: its limits, its handles and its capabilities.
 
-use std::{
-    path::PathBuf,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU64, Ordering},
 };
 
+use mayfly_artifacts::PinnedPath;
 use mayfly_runtime::{CallError, ContainerFiles, Mount, component::TABLE_ELEMENTS_MAX, logs::Stream};
 use tokio::sync::watch;
 use wasmtime::ResourceLimiter;
@@ -58,7 +56,7 @@ pub(crate) struct GuestProgram {
     /// The folders and the stdin of a job.
     files: Option<ContainerFiles>,
     /// The folder with the function's files, which guests see as `/`. Set before the first call.
-    root: OnceLock<PathBuf>,
+    root: OnceLock<PinnedPath>,
     /// The environment as `wasi:config`. Created at its first use.
     config: OnceLock<WasiConfigVariables>,
 }
@@ -98,12 +96,12 @@ impl GuestProgram {
         Self { volumes, files, ..self }
     }
 
-    pub(crate) fn root(&self) -> Option<&PathBuf> {
+    pub(crate) fn root(&self) -> Option<&PinnedPath> {
         self.root.get()
     }
 
     /// Sets the folder of the function's files, once: an archive has one folder.
-    pub(crate) fn set_root(&self, folder: PathBuf) {
+    pub(crate) fn set_root(&self, folder: PinnedPath) {
         let _ = self.root.set(folder);
     }
 

@@ -56,6 +56,7 @@ pub(crate) enum CallOutcome {
     Cancelled,
     Overloaded,
     Missing,
+    NotReady,
     Invalid,
     Trapped,
     OutOfMemory,
@@ -68,11 +69,12 @@ pub(crate) enum CallOutcome {
 }
 
 impl CallOutcome {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Answered,
         Self::Cancelled,
         Self::Overloaded,
         Self::Missing,
+        Self::NotReady,
         Self::Invalid,
         Self::Trapped,
         Self::OutOfMemory,
@@ -91,6 +93,7 @@ impl CallOutcome {
             Self::Cancelled => "cancelled",
             Self::Overloaded => "overloaded",
             Self::Missing => "component_missing",
+            Self::NotReady => "not_ready",
             Self::Invalid => "component_invalid",
             Self::Trapped => "trapped",
             Self::OutOfMemory => "out_of_memory",
@@ -109,6 +112,7 @@ impl From<&CallError> for CallOutcome {
         match error {
             CallError::Overloaded { .. } | CallError::NoSlot { .. } => Self::Overloaded,
             CallError::ComponentMissing(_) => Self::Missing,
+            CallError::ComponentUnavailable { .. } => Self::NotReady,
             CallError::ComponentInvalid(_) => Self::Invalid,
             CallError::Trapped(_) => Self::Trapped,
             CallError::OutOfMemory { .. } => Self::OutOfMemory,

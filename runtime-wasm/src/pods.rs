@@ -224,6 +224,7 @@ fn runtime_error(error: CallError) -> RuntimeError {
         CallError::ComponentMissing(digest) => RuntimeError::ImageMissing(format!(
             "component {digest} is not in the artifact store: upload it with mayfly artifact push"
         )),
+        CallError::ComponentUnavailable { why, .. } => RuntimeError::ImageMissing(why),
         CallError::ComponentInvalid(_) => RuntimeError::Invalid(error.to_string()),
         CallError::Overloaded { .. } => RuntimeError::NoRoom(error.to_string()),
         other => RuntimeError::Internal(other.to_string()),

@@ -339,6 +339,9 @@ fn upload_error(error: UploadError) -> ApiError {
         UploadError::Full => ApiError::disk_full(error),
         UploadError::Stream(_) => ApiError::bad_request(error.to_string()),
         UploadError::Io(cause) => unreadable(&cause),
+        UploadError::Origin(_) => {
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", error.to_string())
+        }
     }
 }
 

@@ -11,9 +11,14 @@ use mayfly_api::Digest;
 use parking_lot::Mutex;
 
 use crate::{
+    cache::{Cache, CacheConfig},
     derived::digest_of,
     files::{self, blocking},
+    origin::ArtifactOrigin,
 };
+
+/// The file that says that a directory is a cache.
+const CACHE_MARK: &str = "cache";
 
 /// A directory of contents. A handle: cloning it is cheap and gives the same directory.
 #[derive(Clone)]
@@ -21,6 +26,8 @@ pub struct Artifacts {
     directory: Arc<Path>,
     /// Held while a file is given or loses its name, so that the collector and uploads exclude each other.
     pub(crate) changes: Arc<Mutex<()>>,
+    /// Set if the directory is a cache of another store.
+    cache: Option<Arc<Cache>>,
 }
 
 impl std::fmt::Debug for Artifacts {
@@ -48,10 +55,31 @@ pub struct ArtifactsOpenError {
 impl Artifacts {
     /// Opens or creates the directory, and removes what a crash left behind. Blocks while it does.
     pub fn open(directory: impl AsRef<Path>) -> Result<Self, ArtifactsOpenError> {
-        let directory = directory.as_ref();
-        let artifacts = Self { directory: directory.into(), changes: Arc::default() };
+        Self::open_with(directory.as_ref(), None)
+    }
+
+    /// Opens or creates a directory that is a cache of `origin`: [`Self::get`] and [`Self::unpacked`] fetch what is
+    /// missing, [`Self::upload`] and [`Self::renew`] return when the origin has done it, and contents are evicted above
+    /// `config.bytes_max`. Everything else sees the contents of the directory only. Blocks as [`Self::open`] does; the
+    /// origin need not be reachable.
+    ///
+    /// # Errors
+    /// Also a directory with the contents of a store, since eviction would lose them.
+    pub fn open_cache(
+        directory: impl AsRef<Path>,
+        origin: Arc<dyn ArtifactOrigin>,
+        config: CacheConfig,
+    ) -> Result<Self, ArtifactsOpenError> {
+        Self::open_with(directory.as_ref(), Some(Arc::new(Cache::new(origin, config))))
+    }
+
+    fn open_with(directory: &Path, cache: Option<Arc<Cache>>) -> Result<Self, ArtifactsOpenError> {
+        let artifacts = Self { directory: directory.into(), changes: Arc::default(), cache };
         let prepare = || {
             fs::create_dir_all(artifacts.contents())?;
+            if artifacts.cache.is_some() {
+                artifacts.mark_as_cache()?;
+            }
             fs::create_dir_all(artifacts.derived())?;
             files::sync_directory(directory)?;
             artifacts.restore_all()?;
@@ -65,26 +93,30 @@ impl Artifacts {
         Ok(artifacts)
     }
 
-    /// The path of a content, if it is present. The file is complete and immutable.
+    /// The path of a content, if it is in this directory. The file is complete and immutable. [`Self::get`] also
+    /// fetches it, and keeps it from eviction.
     pub fn path(&self, digest: &Digest) -> Option<PathBuf> {
         let path = self.content(digest);
         path.is_file().then_some(path)
     }
 
-    /// A content, to be read as a stream. [`io::ErrorKind::NotFound`] if it is absent.
+    /// A content of this directory, to be read as a stream. [`io::ErrorKind::NotFound`] if it is absent.
     pub async fn open_content(&self, digest: &Digest) -> io::Result<tokio::fs::File> {
         tokio::fs::File::open(self.content(digest)).await
     }
 
-    /// Every content, in the order of the digests.
+    /// Every content of this directory, in the order of the digests.
     pub async fn list(&self) -> io::Result<Vec<ArtifactInfo>> {
         let artifacts = self.clone();
         blocking(move || artifacts.list_now()).await
     }
 
     /// Sets a content's age to zero, as an upload of it does: a reference is about to be added, or was just removed.
-    /// Returns whether it is present.
+    /// Returns whether it is present, of a cache: at its origin.
     pub async fn renew(&self, digest: &Digest) -> io::Result<bool> {
+        if let Some(cache) = &self.cache {
+            return cache.origin.renew(*digest).await.map_err(io::Error::other);
+        }
         let (artifacts, path) = (self.clone(), self.content(digest));
         blocking(move || {
             let _guard = artifacts.changes.lock();
@@ -97,7 +129,22 @@ impl Artifacts {
         .await
     }
 
-    fn list_now(&self) -> io::Result<Vec<ArtifactInfo>> {
+    /// Refuses the directory of a store.
+    fn mark_as_cache(&self) -> io::Result<()> {
+        let mark = self.directory.join(CACHE_MARK);
+        if !mark.exists() && !self.list_now()?.is_empty() {
+            let why = "it contains an artifact store, and a cache would remove artifacts that exist nowhere else: \
+                       choose another folder";
+            return Err(io::Error::other(why));
+        }
+        fs::write(mark, "Mayfly's cache of another server's artifact store. It may be removed.\n")
+    }
+
+    pub(crate) fn cache(&self) -> Option<&Arc<Cache>> {
+        self.cache.as_ref()
+    }
+
+    pub(crate) fn list_now(&self) -> io::Result<Vec<ArtifactInfo>> {
         let mut infos = Vec::new();
         for path in files::entries(&self.contents())? {
             let digest = path.file_name().and_then(|name| digest_of(name.to_str()?));

@@ -1,6 +1,7 @@
 //! Files that an engine derives from a content: compiled components. They can always be derived again.
 
 use std::{
+    collections::HashMap,
     fmt, fs, io,
     io::Write as _,
     path::{Path, PathBuf},
@@ -110,6 +111,20 @@ impl Artifacts {
             files::remove(&engine.join(file_name(digest)))?;
         }
         Ok(())
+    }
+
+    /// The bytes of the files derived from each content.
+    pub(crate) fn derived_bytes(&self) -> io::Result<HashMap<Digest, u64>> {
+        let mut bytes = HashMap::new();
+        for engine in files::entries(&self.derived())? {
+            for path in files::entries(&engine)? {
+                let digest = path.file_stem().and_then(|stem| digest_of(stem.to_str()?));
+                if let (Some(digest), Ok(metadata)) = (digest, fs::metadata(&path)) {
+                    *bytes.entry(digest).or_default() += metadata.len();
+                }
+            }
+        }
+        Ok(bytes)
     }
 
     /// Removes incomplete files, and those whose content was removed.

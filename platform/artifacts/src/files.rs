@@ -15,6 +15,15 @@ pub(crate) fn temporary(directory: &Path) -> io::Result<NamedTempFile> {
 }
 
 const TEMPORARY_PREFIX: &str = ".upload-";
+const DISCARDED_PREFIX: &str = ".evicted-";
+
+/// Hides a file, fast, and returns the path under which it is to be removed; a crash leaves that to [`sweep`].
+pub(crate) fn discard(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let hidden = path.with_file_name(format!("{DISCARDED_PREFIX}{name}"));
+    fs::rename(path, &hidden)?;
+    Ok(hidden)
+}
 
 /// Renames a written file to `path`, replacing an existing one, and makes content and name durable.
 pub(crate) fn publish(file: NamedTempFile, path: &Path) -> io::Result<()> {
@@ -55,8 +64,8 @@ pub(crate) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
 pub(crate) fn sweep(directory: &Path) -> io::Result<usize> {
     let mut swept = 0;
     for path in entries(directory)? {
-        let name = path.file_name().unwrap_or_default();
-        if name.as_encoded_bytes().starts_with(TEMPORARY_PREFIX.as_bytes()) {
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        if [TEMPORARY_PREFIX, DISCARDED_PREFIX].iter().any(|prefix| name.starts_with(prefix.as_bytes())) {
             swept += usize::from(remove(&path)?);
         }
     }

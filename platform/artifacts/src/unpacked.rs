@@ -11,6 +11,7 @@ use tar::EntryType;
 
 use crate::{
     artifacts::Artifacts,
+    cache::{FetchError, PinnedPath},
     derived::digest_of,
     files::{self, blocking},
 };
@@ -31,22 +32,35 @@ pub enum UnpackError {
     Refused { digest: Digest, why: String },
     #[error("cannot unpack archive {digest}: {source}")]
     Io { digest: Digest, source: io::Error },
+    /// It exists perhaps, but cannot be fetched now.
+    #[error(transparent)]
+    NotFetched(FetchError),
 }
 
 impl Artifacts {
-    /// The folder with the files of a tar archive, which is unpacked at the first call. It has regular files and
-    /// folders only; callers must not write to it.
-    pub async fn unpacked(&self, digest: &Digest) -> Result<PathBuf, UnpackError> {
+    /// The folder with the files of a tar archive, which is fetched and unpacked at the first call. It has regular
+    /// files and folders only; callers must not write to it.
+    pub async fn unpacked(&self, digest: &Digest) -> Result<PinnedPath, UnpackError> {
+        let pin = self.pin(digest);
         let folder = self.unpacked_folder(digest);
-        let (artifacts, digest) = (self.clone(), *digest);
-        blocking(move || {
-            if folder.is_dir() {
-                return Ok(folder);
-            }
-            artifacts.unpack(&digest, &folder)?;
-            Ok(folder)
-        })
-        .await
+        let is_there = blocking({
+            let folder = folder.clone();
+            move || folder.is_dir()
+        });
+        if !is_there.await {
+            let archive = self.get(digest).await.map_err(|error| match error {
+                FetchError::Missing(digest) => UnpackError::Missing(digest),
+                error => UnpackError::NotFetched(error),
+            })?;
+            let (artifacts, digest, folder) = (self.clone(), *digest, folder.clone());
+            blocking(move || {
+                // Held to the end: the caller may be gone.
+                let _archive = archive;
+                artifacts.unpack(&digest, &folder)
+            })
+            .await?;
+        }
+        Ok(PinnedPath::new(folder, pin))
     }
 
     /// Unpacks beside the final place, so that a folder of that name is always complete.
@@ -83,6 +97,20 @@ impl Artifacts {
         match fs::remove_dir_all(self.unpacked_folder(digest)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn is_unpacked(&self, digest: &Digest) -> bool {
+        self.unpacked_folder(digest).is_dir()
+    }
+
+    /// Hides the folder of an archive, fast, and returns the path under which it is to be removed.
+    pub(crate) fn discard_unpacked(&self, digest: &Digest) -> Option<PathBuf> {
+        let hidden = self.unpacked_folders().join(format!("{UNPACKING_PREFIX}{}", digest.hex()));
+        match fs::rename(self.unpacked_folder(digest), &hidden) {
+            Ok(()) => Some(hidden),
+            // Not unpacked; or an earlier removal failed, and the files stay until the next open.
+            Err(_) => None,
         }
     }
 
@@ -194,7 +222,7 @@ mod tests {
         let folder = artifacts.unpacked(&digest).await.unwrap();
         assert_eq!(fs::read_to_string(folder.join("static/a.txt")).unwrap(), "hello");
         assert_eq!(fs::metadata(folder.join("deep/er/b.bin")).unwrap().len(), 4096);
-        assert_eq!(artifacts.unpacked(&digest).await.unwrap(), folder);
+        assert_eq!(*artifacts.unpacked(&digest).await.unwrap(), *folder);
         fs::create_dir(artifacts.unpacked_folders().join(".unpacking-x")).unwrap();
         drop(artifacts);
         let artifacts = Artifacts::open(directory.path()).unwrap();

@@ -5,15 +5,17 @@ use std::{
     io::{self, Write as _},
 };
 
-use bytes::Bytes;
-use futures::{Stream, StreamExt as _};
+use bytes::{Bytes, BytesMut};
+use futures::{Stream, StreamExt as _, stream};
 use mayfly_api::Digest;
 use sha2::{Digest as _, Sha256};
 use tempfile::NamedTempFile;
+use tokio::io::AsyncReadExt as _;
 
 use crate::{
     artifacts::Artifacts,
     files::{blocking, publish, temporary, touch},
+    origin::{ContentStream, OriginError},
 };
 
 /// The result of an upload.
@@ -39,6 +41,9 @@ pub enum UploadError {
     Stream(#[source] Box<dyn Error + Send + Sync>),
     #[error("cannot write the content: {0}")]
     Io(#[source] io::Error),
+    /// The origin of a cache does not have the content.
+    #[error("the content was not stored: {0}")]
+    Origin(#[source] OriginError),
 }
 
 impl From<io::Error> for UploadError {
@@ -52,6 +57,9 @@ impl From<io::Error> for UploadError {
 
 /// Bytes gathered before they are handed to a blocking thread: few hand-overs, little memory.
 const BUFFER_BYTES: usize = 1 << 20;
+
+/// Bytes of a file that are sent to a cache's origin at once.
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// An upload in progress. Dropped, it leaves nothing.
 struct UploadInProgress {
@@ -71,15 +79,76 @@ impl UploadInProgress {
     }
 }
 
+/// An upload of known digest that has no name yet. Dropped, it leaves nothing.
+struct ReceivedContent {
+    file: NamedTempFile,
+    digest: Digest,
+    bytes: u64,
+}
+
+impl UploadInProgress {
+    /// Checks the digest.
+    fn finish(self, expected: Option<Digest>) -> Result<ReceivedContent, UploadError> {
+        let Self { file, hasher, bytes } = self;
+        let digest = Digest::from_bytes(hasher.finalize().into());
+        match expected.filter(|expected| *expected != digest) {
+            Some(expected) => Err(UploadError::DigestMismatch { expected, actual: digest }),
+            None => Ok(ReceivedContent { file, digest, bytes }),
+        }
+    }
+}
+
 impl Artifacts {
     /// Stores a content of at most `limit_bytes` bytes under its digest, which must be `expected`
-    /// when that is given. Durable when it returns; an error, or dropping it, leaves nothing.
+    /// when that is given. Durable when it returns, in a cache: at its origin; an error, or dropping it, leaves nothing
+    /// here.
     pub async fn upload<E: Into<Box<dyn Error + Send + Sync>>>(
         &self,
         expected: Option<Digest>,
         limit_bytes: u64,
         content: impl Stream<Item = Result<Bytes, E>>,
     ) -> Result<Stored, UploadError> {
+        let Some(cache) = self.cache() else { return self.store(expected, limit_bytes, content).await };
+        let received = match self.receive(expected, limit_bytes, content).await {
+            Err(UploadError::Full) => {
+                // The content is read already: the caller has to try again.
+                self.evict_half().await;
+                return Err(UploadError::Full);
+            }
+            received => received?,
+        };
+        let (digest, bytes) = (received.digest, received.bytes);
+        let _pin = self.pin(&digest);
+        let existed = cache.origin.renew(digest).await.map_err(UploadError::Origin)?;
+        if !existed {
+            let file = tokio::fs::File::open(received.file.path()).await?;
+            cache.origin.upload(digest, bytes, chunks_of(file)).await.map_err(UploadError::Origin)?;
+        }
+        let artifacts = self.clone();
+        blocking(move || artifacts.keep(received)).await?;
+        self.evict_excess().await;
+        Ok(Stored { digest, bytes, existed })
+    }
+
+    /// Stores a content in this directory.
+    pub(crate) async fn store<E: Into<Box<dyn Error + Send + Sync>>>(
+        &self,
+        expected: Option<Digest>,
+        limit_bytes: u64,
+        content: impl Stream<Item = Result<Bytes, E>>,
+    ) -> Result<Stored, UploadError> {
+        let received = self.receive(expected, limit_bytes, content).await?;
+        let artifacts = self.clone();
+        blocking(move || artifacts.keep(received)).await
+    }
+
+    /// Writes a content to a temporary file.
+    async fn receive<E: Into<Box<dyn Error + Send + Sync>>>(
+        &self,
+        expected: Option<Digest>,
+        limit_bytes: u64,
+        content: impl Stream<Item = Result<Bytes, E>>,
+    ) -> Result<ReceivedContent, UploadError> {
         let directory = self.contents();
         let mut upload = blocking(move || {
             Ok::<_, io::Error>(UploadInProgress {
@@ -110,16 +179,11 @@ impl Artifacts {
                 break;
             }
         }
-        let artifacts = self.clone();
-        blocking(move || artifacts.finish(upload, expected)).await
+        blocking(move || upload.finish(expected)).await
     }
 
-    fn finish(&self, upload: UploadInProgress, expected: Option<Digest>) -> Result<Stored, UploadError> {
-        let UploadInProgress { file, hasher, bytes } = upload;
-        let digest = Digest::from_bytes(hasher.finalize().into());
-        if let Some(expected) = expected.filter(|expected| *expected != digest) {
-            return Err(UploadError::DigestMismatch { expected, actual: digest });
-        }
+    fn keep(&self, received: ReceivedContent) -> Result<Stored, UploadError> {
+        let ReceivedContent { file, digest, bytes } = received;
         let path = self.content(&digest);
         // Excludes the collector, which must see either the new age or no file.
         let _guard = self.changes.lock();
@@ -132,4 +196,14 @@ impl Artifacts {
         tracing::info!(%digest, bytes, "artifact stored");
         Ok(Stored { digest, bytes, existed: false })
     }
+}
+
+/// The content of a file.
+fn chunks_of(file: tokio::fs::File) -> ContentStream {
+    let read = |mut file: tokio::fs::File| async move {
+        let mut chunk = BytesMut::with_capacity(CHUNK_BYTES);
+        let length = file.read_buf(&mut chunk).await?;
+        Ok((length > 0).then(|| (chunk.freeze(), file)))
+    };
+    stream::try_unfold(file, read).boxed()
 }

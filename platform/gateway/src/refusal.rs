@@ -307,6 +307,10 @@ impl From<CallError> for Refusal {
             CallError::ComponentMissing(_) => {
                 (RefusalCode::ComponentMissing, "`mayfly deploy` uploads it", None)
             }
+            CallError::ComponentUnavailable { retry_after, .. } => {
+                let hint = "try again later: the node fetches components from the cluster's server";
+                (RefusalCode::NotReady, hint, Some(retry_after))
+            }
             CallError::ComponentInvalid(_) => {
                 (RefusalCode::ComponentInvalid, "build it for wasi:http and deploy it again", None)
             }
@@ -394,6 +398,7 @@ mod tests {
             (CallError::Overloaded { retry_after }, 503, "overloaded"),
             (CallError::NoSlot { held: 7, max: 8, retry_after }, 503, "overloaded"),
             (CallError::ComponentMissing(Digest::of(b"x")), 503, "component_missing"),
+            (CallError::ComponentUnavailable { why: "away".into(), retry_after }, 503, "not_ready"),
             (CallError::ComponentInvalid("wasi:foo".into()), 503, "component_invalid"),
             (CallError::Trapped("unreachable".into()), 502, "trapped"),
             (CallError::OutOfMemory { limit_bytes: 5 }, 502, "out_of_memory"),

@@ -74,6 +74,9 @@ impl From<UploadError> for RegistryRefusal {
                 refusal(StatusCode::BAD_REQUEST, "BLOB_UPLOAD_INVALID", error.to_string())
             }
             UploadError::Io(cause) => cause.into(),
+            UploadError::Origin(_) => {
+                refusal(StatusCode::SERVICE_UNAVAILABLE, "TOOMANYREQUESTS", error.to_string())
+            }
         }
     }
 }

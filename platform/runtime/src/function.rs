@@ -121,6 +121,10 @@ pub enum CallError {
     NoSlot { held: usize, max: usize, retry_after: Duration },
     #[error("component {0} is not in the artifact store: deploy the function again")]
     ComponentMissing(Digest),
+    /// The component, or the function's files, cannot be fetched from the cluster's server at the moment, or there is
+    /// no space for them here. They may exist; the text is the cause.
+    #[error("{why}")]
+    ComponentUnavailable { why: String, retry_after: Duration },
     /// The component cannot be loaded or linked; the text names the import or the world.
     #[error("the component cannot run here: {0}")]
     ComponentInvalid(String),

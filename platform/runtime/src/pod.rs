@@ -302,7 +302,7 @@ impl std::iter::Sum for DiskUsage {
 /// The reason why a host could not do what the kubelet requested.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum RuntimeError {
-    /// The image or component does not exist here. The kubelet retries with a growing pause (`ErrImagePull`).
+    /// The image or component does not exist here, or cannot be fetched now. The kubelet retries with a growing pause (`ErrImagePull`).
     #[error("{0}")]
     ImageMissing(String),
     /// The name of an image or component is invalid (`InvalidImageName`).

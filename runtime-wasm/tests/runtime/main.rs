@@ -10,6 +10,7 @@ mod conformance;
 mod failures;
 mod functions;
 mod isolation;
+mod joined;
 mod outbound;
 mod pods;
 mod policies;

@@ -28,7 +28,11 @@ pub(crate) struct Pod<'a> {
 }
 
 impl<'a> Pod<'a> {
-    async fn new(fixture: &'a WasmHostFixture, component: Digest, labels: &[(&str, &str)]) -> Self {
+    pub(crate) async fn new(
+        fixture: &'a WasmHostFixture,
+        component: Digest,
+        labels: &[(&str, &str)],
+    ) -> Self {
         Self::at(Ipv4Addr::LOCALHOST, fixture, component, labels).await
     }
 
@@ -68,7 +72,7 @@ impl<'a> Pod<'a> {
         Self { fixture, spec }
     }
 
-    async fn start(&self) -> Result<(), RuntimeError> {
+    pub(crate) async fn start(&self) -> Result<(), RuntimeError> {
         self.fixture.host.start_container(self.spec.clone()).await
     }
 

@@ -43,6 +43,11 @@ impl WasmHostFixture {
     /// A host over a directory that an earlier host used.
     pub(crate) fn over(folder: tempfile::TempDir, config: Config) -> Self {
         let artifacts = Artifacts::open(folder.path().join("artifacts")).unwrap();
+        Self::on(folder, artifacts, config)
+    }
+
+    /// A host over a directory with this artifact store.
+    pub(crate) fn on(folder: tempfile::TempDir, artifacts: Artifacts, config: Config) -> Self {
         let logs = LogWriter::start().unwrap();
         let layout = LogLayout::new(folder.path().join("logs"));
         let mut registry = prometheus_client::registry::Registry::default();

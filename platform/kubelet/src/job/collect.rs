@@ -18,7 +18,7 @@ use mayfly_api::{
     },
     k8s::{api::core::v1::Pod, jiff::Timestamp},
 };
-use mayfly_artifacts::{Stored, UploadError};
+use mayfly_artifacts::{OriginError, Stored, UploadError};
 use mayfly_runtime::PodUid;
 use serde_json::Value;
 use tokio_util::io::ReaderStream;
@@ -153,7 +153,13 @@ enum ArtifactStoreError {
 impl From<UploadError> for ArtifactStoreError {
     fn from(error: UploadError) -> Self {
         match error {
-            UploadError::Full | UploadError::Io(_) => Self::Transient(error.to_string()),
+            UploadError::Origin(OriginError::TooLarge(_)) => Self::Permanent(error.to_string()),
+            // The server may be away, or refuse until its permissions are repaired: the outputs stay here until then.
+            UploadError::Full
+            | UploadError::Io(_)
+            | UploadError::Origin(OriginError::Unavailable(_) | OriginError::Refused(_)) => {
+                Self::Transient(error.to_string())
+            }
             UploadError::DigestMismatch { .. } | UploadError::TooLarge { .. } | UploadError::Stream(_) => {
                 Self::Permanent(error.to_string())
             }
