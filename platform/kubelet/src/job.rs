@@ -30,7 +30,7 @@ use mayfly_api::{
     },
     k8s::api::core::v1::Pod,
 };
-use mayfly_artifacts::Artifacts;
+use mayfly_artifacts::{Artifacts, FetchError, PinnedPath};
 use mayfly_runtime::{ContainerFiles, Mount, PodUid};
 
 pub(crate) use collect::{ContainerResult, UNSENT, collect};
@@ -104,13 +104,15 @@ impl JobFiles {
         secrets: &(impl EnvSources + Sync),
     ) -> Result<ContainerFiles, TransferError> {
         let source = inputs_of(pod).map_err(TransferError::Transient)?;
-        let (files, folder) = (self.clone(), self.of(uid));
-        let begun = blocking(move || stage::begin(&files, &folder, source, afresh)).await;
-        if let Some(inputs) = begun.and_then(|begun| begun).map_err(TransferError::Transient)? {
+        let folder = self.of(uid);
+        let begun = blocking(move || stage::begin(&folder, afresh)).await;
+        if !begun.and_then(|begun| begun).map_err(TransferError::Transient)? {
+            let inputs = stage::load(self, source).await.map_err(TransferError::Transient)?;
+            let stored = stage::stored(self, &inputs).await?;
             let remote = self.remote(pod, secrets)?;
             stage::fetch(&remote, &self.of(uid), &inputs).await?;
             let (files, folder) = (self.clone(), self.of(uid));
-            let staged = blocking(move || stage::stage(&files, &folder, inputs)).await;
+            let staged = blocking(move || stage::stage(&files, &folder, inputs, &stored)).await;
             staged.and_then(|staged| staged).map_err(TransferError::Transient)?;
         }
         Ok(self.of(uid).container_files())
@@ -148,8 +150,15 @@ impl JobFiles {
         }
     }
 
-    fn path(&self, digest: &Digest) -> Result<PathBuf, String> {
-        self.artifacts.path(digest).ok_or_else(|| format!("artifact {digest} is not in the store: push it"))
+    /// An artifact of the store; on a joined node fetched from the server.
+    ///
+    /// # Errors
+    /// A message. A retry may succeed, also for a missing artifact: it may still be pushed.
+    async fn get(&self, digest: &Digest) -> Result<PinnedPath, String> {
+        self.artifacts.get(digest).await.map_err(|error| match error {
+            FetchError::Missing(digest) => format!("artifact {digest} is not in the store: push it"),
+            error => error.to_string(),
+        })
     }
 }
 

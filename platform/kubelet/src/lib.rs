@@ -3,7 +3,8 @@
 //! **Belongs here:** the node's own object and lease ([`node`]); one worker for each pod ([`pod`]), which plans purely
 //! ([`pod::plan`]) and acts through a [`mayfly_runtime::Runtime`]; probes of containers ([`probe`]); pod addresses; the
 //! HTTP API through which the API server gets logs ([`http`], [`function_logs`]), streams into containers (`streams`),
-//! images (`images`) and measurements ([`usage`], [`volume_statistics`]); inputs and outputs of jobs ([`job`]); volumes and their drivers
+//! images (`images`) and measurements ([`usage`], [`volume_statistics`]); inputs and outputs of jobs ([`job`]); the client of the server's artifact store
+//! ([`artifacts`]); volumes and their drivers
 //! ([`volumes`], [`plugin_registry`]).
 //!
 //! **Does not belong here:** how containers run (the runtimes), the choice of nodes (the scheduler), routes.
@@ -16,6 +17,7 @@
 
 mod addresses;
 mod config;
+mod artifacts;
 mod follow;
 mod function_logs;
 mod http;
@@ -41,6 +43,7 @@ mod volume_statistics;
 mod volumes;
 
 pub use config::Config;
+pub use artifacts::ApiArtifacts;
 pub use image_collection::ImageCollection;
 pub use job::JobFiles;
 pub use kubelet::Kubelet;

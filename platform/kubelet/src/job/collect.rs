@@ -135,7 +135,7 @@ async fn send(
         let Some(artifact) = artifacts.get(name) else {
             return Err(format!("the artifact {name:?} cannot be sent: the job did not write it"));
         };
-        let file = files.path(&artifact.digest)?;
+        let file = files.get(&artifact.digest).await?;
         let sent = remote.send(name, target, &file, &artifact.digest.hex()).await;
         sent.map_err(TransferError::message)?;
     }

@@ -18,6 +18,7 @@ mod ending;
 mod gpus;
 mod harness;
 mod jobs;
+mod joined;
 mod log_sockets;
 mod logs;
 mod proxy;
