@@ -11,7 +11,7 @@ use mayfly_api::Digest;
 use parking_lot::Mutex;
 
 use crate::{
-    cache::{Cache, CacheConfig},
+    cache::{CacheConfig, OriginCache},
     derived::digest_of,
     files::{self, blocking},
     origin::ArtifactOrigin,
@@ -27,7 +27,7 @@ pub struct Artifacts {
     /// Held while a file is given or loses its name, so that the collector and uploads exclude each other.
     pub(crate) changes: Arc<Mutex<()>>,
     /// Set if the directory is a cache of another store.
-    cache: Option<Arc<Cache>>,
+    cache: Option<Arc<OriginCache>>,
 }
 
 impl std::fmt::Debug for Artifacts {
@@ -70,10 +70,10 @@ impl Artifacts {
         origin: Arc<dyn ArtifactOrigin>,
         config: CacheConfig,
     ) -> Result<Self, ArtifactsOpenError> {
-        Self::open_with(directory.as_ref(), Some(Arc::new(Cache::new(origin, config))))
+        Self::open_with(directory.as_ref(), Some(Arc::new(OriginCache::new(origin, config))))
     }
 
-    fn open_with(directory: &Path, cache: Option<Arc<Cache>>) -> Result<Self, ArtifactsOpenError> {
+    fn open_with(directory: &Path, cache: Option<Arc<OriginCache>>) -> Result<Self, ArtifactsOpenError> {
         let artifacts = Self { directory: directory.into(), changes: Arc::default(), cache };
         let prepare = || {
             fs::create_dir_all(artifacts.contents())?;
@@ -115,7 +115,7 @@ impl Artifacts {
     /// Returns whether it is present, of a cache: at its origin.
     pub async fn renew(&self, digest: &Digest) -> io::Result<bool> {
         if let Some(cache) = &self.cache {
-            return cache.origin.renew(*digest).await.map_err(io::Error::other);
+            return cache.renew(*digest).await.map_err(io::Error::other);
         }
         let (artifacts, path) = (self.clone(), self.content(digest));
         blocking(move || {
@@ -140,7 +140,7 @@ impl Artifacts {
         fs::write(mark, "Mayfly's cache of another server's artifact store. It may be removed.\n")
     }
 
-    pub(crate) fn cache(&self) -> Option<&Arc<Cache>> {
+    pub(crate) fn cache(&self) -> Option<&Arc<OriginCache>> {
         self.cache.as_ref()
     }
 

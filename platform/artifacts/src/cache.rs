@@ -29,6 +29,7 @@ use crate::origin::ArtifactOrigin;
 
 mod evict;
 mod fetch;
+mod write;
 
 pub use fetch::FetchError;
 
@@ -38,7 +39,7 @@ pub struct CacheConfig {
     /// The size that the folder is kept below, in bytes, with compiled components and unpacked archives. Pinned
     /// contents may exceed it.
     pub bytes_max: u64,
-    /// The longest time without data from the origin, after which a fetch fails.
+    /// The longest time without data from the origin, or without a response, after which a request to it fails.
     pub stall_timeout: Duration,
     /// The maximum number of concurrent fetches; further ones wait.
     pub fetches_max: usize,
@@ -55,9 +56,9 @@ impl Default for CacheConfig {
 type Fetch = Shared<BoxFuture<'static, Result<(), FetchError>>>;
 
 /// The state of a cache beside its files.
-pub(crate) struct Cache {
-    pub(crate) origin: Arc<dyn ArtifactOrigin>,
-    pub(crate) config: CacheConfig,
+pub(crate) struct OriginCache {
+    origin: Arc<dyn ArtifactOrigin>,
+    config: CacheConfig,
     /// The uses of contents since the process started.
     uses: Mutex<HashMap<Digest, ContentUse>>,
     fetches: Mutex<HashMap<Digest, Fetch>>,
@@ -70,7 +71,7 @@ struct ContentUse {
     last: Timestamp,
 }
 
-impl Cache {
+impl OriginCache {
     pub(crate) fn new(origin: Arc<dyn ArtifactOrigin>, config: CacheConfig) -> Self {
         let turns = Semaphore::new(config.fetches_max.max(1));
         Self { origin, config, uses: Mutex::default(), fetches: Mutex::default(), turns }
@@ -105,10 +106,10 @@ impl Cache {
 /// Keeps a content, with everything derived from it, from being removed from a cache. In a store that is no cache it
 /// does nothing.
 #[must_use = "dropped, the content may be removed"]
-pub struct ArtifactPin(Option<(Arc<Cache>, Digest)>);
+pub struct ArtifactPin(Option<(Arc<OriginCache>, Digest)>);
 
 impl ArtifactPin {
-    pub(crate) fn new(cache: Option<&Arc<Cache>>, digest: Digest) -> Self {
+    pub(crate) fn new(cache: Option<&Arc<OriginCache>>, digest: Digest) -> Self {
         cache.map_or(Self(None), |cache| cache.pin(digest))
     }
 }
@@ -159,4 +160,9 @@ impl AsRef<Path> for PinnedPath {
     fn as_ref(&self) -> &Path {
         &self.path
     }
+}
+
+/// The message for an origin that did not go on in time.
+fn stalled(timeout: Duration) -> String {
+    format!("no answer for {} s", timeout.as_secs_f32())
 }

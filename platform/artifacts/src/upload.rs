@@ -5,17 +5,16 @@ use std::{
     io::{self, Write as _},
 };
 
-use bytes::{Bytes, BytesMut};
-use futures::{Stream, StreamExt as _, stream};
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _};
 use mayfly_api::Digest;
 use sha2::{Digest as _, Sha256};
 use tempfile::NamedTempFile;
-use tokio::io::AsyncReadExt as _;
 
 use crate::{
     artifacts::Artifacts,
     files::{blocking, publish, temporary, touch},
-    origin::{ContentStream, OriginError},
+    origin::OriginError,
 };
 
 /// The result of an upload.
@@ -57,9 +56,6 @@ impl From<io::Error> for UploadError {
 
 /// Bytes gathered before they are handed to a blocking thread: few hand-overs, little memory.
 const BUFFER_BYTES: usize = 1 << 20;
-
-/// Bytes of a file that are sent to a cache's origin at once.
-const CHUNK_BYTES: usize = 256 << 10;
 
 /// An upload in progress. Dropped, it leaves nothing.
 struct UploadInProgress {
@@ -119,10 +115,9 @@ impl Artifacts {
         };
         let (digest, bytes) = (received.digest, received.bytes);
         let _pin = self.pin(&digest);
-        let existed = cache.origin.renew(digest).await.map_err(UploadError::Origin)?;
+        let existed = cache.renew(digest).await.map_err(UploadError::Origin)?;
         if !existed {
-            let file = tokio::fs::File::open(received.file.path()).await?;
-            cache.origin.upload(digest, bytes, chunks_of(file)).await.map_err(UploadError::Origin)?;
+            cache.send(digest, bytes, received.file.path()).await?.map_err(UploadError::Origin)?;
         }
         let artifacts = self.clone();
         blocking(move || artifacts.keep(received)).await?;
@@ -196,14 +191,4 @@ impl Artifacts {
         tracing::info!(%digest, bytes, "artifact stored");
         Ok(Stored { digest, bytes, existed: false })
     }
-}
-
-/// The content of a file.
-fn chunks_of(file: tokio::fs::File) -> ContentStream {
-    let read = |mut file: tokio::fs::File| async move {
-        let mut chunk = BytesMut::with_capacity(CHUNK_BYTES);
-        let length = file.read_buf(&mut chunk).await?;
-        Ok((length > 0).then(|| (chunk.freeze(), file)))
-    };
-    stream::try_unfold(file, read).boxed()
 }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, fs, io};
 use jiff::Timestamp;
 use mayfly_api::Digest;
 
-use super::{Cache, ContentUse};
+use super::{ContentUse, OriginCache};
 use crate::{
     artifacts::{ArtifactInfo, Artifacts},
     files::{self, blocking},
@@ -79,7 +79,7 @@ impl Artifacts {
     }
 
     /// The contents without pins, and the bytes of all contents with what was derived from them.
-    fn evictable(&self, cache: &Cache) -> io::Result<(Vec<Evictable>, u64)> {
+    fn evictable(&self, cache: &OriginCache) -> io::Result<(Vec<Evictable>, u64)> {
         let contents = self.list_now()?;
         let derived = self.derived_bytes()?;
         let uses = cache.uses_of(&contents);
@@ -102,7 +102,7 @@ impl Artifacts {
     }
 
     /// Removes a content unless it was pinned meanwhile; returns whether it did.
-    fn evict_one(&self, cache: &Cache, digest: &Digest) -> io::Result<bool> {
+    fn evict_one(&self, cache: &OriginCache, digest: &Digest) -> io::Result<bool> {
         let _guard = self.changes.lock();
         let (content, unpacked) = {
             // Whoever pins it later does not find it any more. Renaming is fast: pins are taken on serving threads.
@@ -126,7 +126,7 @@ impl Artifacts {
     }
 }
 
-impl Cache {
+impl OriginCache {
     /// The uses of these contents; forgets those of others, unless they are pinned.
     fn uses_of(&self, contents: &[ArtifactInfo]) -> HashMap<Digest, ContentUse> {
         let is_present = |digest: &Digest| contents.binary_search_by_key(digest, |info| info.digest).is_ok();

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use mayfly_api::Digest;
 
-use super::{ArtifactPin, Cache, PinnedPath};
+use super::{ArtifactPin, OriginCache, PinnedPath, stalled};
 use crate::{
     artifacts::Artifacts,
     origin::{ContentStream, OriginError},
@@ -70,7 +70,7 @@ impl Artifacts {
         ArtifactPin::new(self.cache(), *digest)
     }
 
-    async fn fetch(&self, cache: &Arc<Cache>, digest: Digest) -> Result<(), FetchError> {
+    async fn fetch(&self, cache: &Arc<OriginCache>, digest: Digest) -> Result<(), FetchError> {
         let fetch = cache.join(digest, || {
             let end = FetchEnd(cache.clone(), digest);
             let (artifacts, cache) = (self.clone(), cache.clone());
@@ -88,7 +88,7 @@ impl Artifacts {
         fetch.await
     }
 
-    async fn fetch_now(&self, cache: &Arc<Cache>, digest: Digest) -> Result<(), FetchError> {
+    async fn fetch_now(&self, cache: &Arc<OriginCache>, digest: Digest) -> Result<(), FetchError> {
         // The semaphore is never closed.
         let _turn = cache.turns.acquire().await.ok();
         // An earlier fetch may have ended between the caller's lookup and this one.
@@ -103,7 +103,7 @@ impl Artifacts {
         Ok(())
     }
 
-    async fn download(&self, cache: &Cache, digest: Digest) -> Result<(), FetchError> {
+    async fn download(&self, cache: &OriginCache, digest: Digest) -> Result<(), FetchError> {
         let failed = |source| FetchError::Origin { digest, source };
         let timeout = cache.config.stall_timeout;
         let fetched = tokio::time::timeout(timeout, cache.origin.fetch(digest)).await;
@@ -115,7 +115,7 @@ impl Artifacts {
 }
 
 /// Removes a fetch from the list of those in progress, also when it panics.
-struct FetchEnd(Arc<Cache>, Digest);
+struct FetchEnd(Arc<OriginCache>, Digest);
 
 impl Drop for FetchEnd {
     fn drop(&mut self) {
@@ -132,8 +132,4 @@ fn with_stall_timeout(content: ContentStream, timeout: Duration) -> impl Stream<
         };
         Some((chunk, content))
     })
-}
-
-fn stalled(timeout: Duration) -> String {
-    format!("no data arrived for {} s", timeout.as_secs_f32())
 }
