@@ -22,6 +22,7 @@ mod access_log;
 mod admission;
 mod autoscale;
 mod body;
+mod deadline_body;
 mod headers;
 mod ingress;
 mod invocations;
@@ -32,6 +33,7 @@ mod pods;
 mod proxy;
 mod rewrite;
 mod routes;
+mod run;
 mod target;
 mod unread_body;
 

@@ -8,21 +8,16 @@
 mod endpoints;
 
 use std::{
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
     time::Duration,
 };
 
-use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{Request, Uri, Version, uri::Authority};
-use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
@@ -30,17 +25,14 @@ use hyper_util::{
 use mayfly_api::{
     ObjectKey, duration::Span, k8s::api::core::v1::Pod, quantity, validation::TIMEOUT_MAX, wellknown,
 };
-use mayfly_runtime::{Answer, Body, BodyError, CallError, Timings};
+use mayfly_runtime::{Answer, Body, CallError, Timings};
 use parking_lot::Mutex;
-use tokio::{
-    net::TcpStream,
-    sync::Notify,
-    time::{Instant, Sleep},
-};
+use tokio::{net::TcpStream, sync::Notify, time::Instant};
 
 use self::endpoints::{PodAddress, PodEndpoints};
 use crate::{
     body,
+    deadline_body::DeadlineBody,
     refusal::{Refusal, RefusalCode},
     unread_body::{LentBody, UnreadBody},
 };
@@ -201,11 +193,8 @@ impl PodUpstream {
             if http_body::Body::size_hint(response.body()).lower() > room {
                 return Err(CallError::ResponseTooLarge { limit_bytes: room }.into());
             }
-            let response = response.map(|inner| {
-                let sleep = Box::pin(tokio::time::sleep_until(deadline));
-                PodBody { inner, deadline: sleep, limit, bytes: 0, bytes_max: room, _permit: permit }
-                    .boxed_unsync()
-            });
+            let response =
+                response.map(|body| DeadlineBody::new(body, deadline, limit, room, permit).boxed_unsync());
             Ok(Answer { response, timings })
         })
     }
@@ -285,48 +274,6 @@ impl Drop for PodPermit {
     fn drop(&mut self) {
         self.upstream.endpoints.lock().release(&self.pod);
         self.upstream.room.notify_one();
-    }
-}
-
-/// The body of a pod's response. Ends with an error at the deadline or the size limit; holds the request's slot until
-/// then.
-struct PodBody {
-    inner: Incoming,
-    deadline: Pin<Box<Sleep>>,
-    limit: Duration,
-    bytes: u64,
-    bytes_max: u64,
-    _permit: PodPermit,
-}
-
-impl http_body::Body for PodBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(context) {
-            if let Some(Ok(frame)) = &frame {
-                self.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
-                if self.bytes > self.bytes_max {
-                    let too_large = CallError::ResponseTooLarge { limit_bytes: self.bytes_max };
-                    return Poll::Ready(Some(Err(too_large.into())));
-                }
-            }
-            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
-        }
-        let timed_out = CallError::TimedOut { limit: self.limit };
-        self.deadline.as_mut().poll(context).map(|()| Some(Err(timed_out.into())))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
     }
 }
 

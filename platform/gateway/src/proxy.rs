@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, header};
 use hyper::body::Incoming;
 use mayfly_api::ObjectKey;
-use mayfly_runtime::{Answer, Body, CallError, wire::DrainOnDrop};
+use mayfly_runtime::{Answer, Body, wire::DrainOnDrop};
 use tokio::time::Instant;
 
 use crate::{
@@ -29,7 +29,8 @@ use crate::{
     refusal::Refusal,
     rewrite::{normalise_host, without_prefix},
     routes::{self, FoundRoute, RoutePlace, RouteTable, SetCookie},
-    target::{Admission, DemandSignal, Permit, RevisionTarget, Upstream},
+    run::{Answered, Turn},
+    target::{DemandSignal, RevisionTarget},
 };
 
 /// The state that all requests share. No part of it is locked while a request is handled.
@@ -295,46 +296,17 @@ impl Proxy {
     }
 
     fn turn(&self, target: &Arc<RevisionTarget>, request: Request<Body>, arrived: Instant) -> Turn {
-        if let Upstream::Unavailable(refusal) = &**target.upstream.load() {
-            return Turn::Refused(refusal.clone());
-        }
-        let deadline = arrived + target.timeout;
-        match target.admit(&self.demand, arrived, deadline) {
-            Ok(Admission::Running(permit)) => match Run::start(target, permit, request, deadline) {
-                Ok(run) => Turn::Running(run),
-                Err(refusal) => Turn::Refused(refusal),
-            },
-            Ok(Admission::Waiting(waiting)) => {
-                let target = target.clone();
-                Turn::Waiting(Box::pin(async move {
-                    let permit = waiting.turn(deadline).await.inspect_err(|refusal| {
-                        refused(&target, refusal, arrived);
-                    })?;
-                    Run::start(&target, permit, request, deadline)
-                }))
-            }
-            Err(refusal) => {
-                refused(target, &refusal, arrived);
-                Turn::Refused(refusal)
-            }
-        }
+        Turn::begin(target, &self.demand, request, arrived, arrived + target.timeout)
     }
 
     /// Waits for the revision's response, and converts it for the client.
     async fn end(&self, begun: StartedRequest) -> Result<Response<ResponseBody>, Refusal> {
         let StartedRequest { target, turn, arrived, set_cookie, exceeded, access } = begun;
-        let called = match turn {
-            Turn::Running(run) => run.answer(&target, arrived).await,
-            Turn::Waiting(turn) => match turn.await {
-                Ok(run) => run.answer(&target, arrived).await,
-                Err(refusal) => Err(refusal),
-            },
-            Turn::Refused(refusal) => Err(refusal),
-        };
+        let called = turn.end(&target, arrived).await;
         let answered = if exceeded.is_some_and(|exceeded| exceeded.load(Ordering::Acquire)) {
             Err(Refusal::request_too_large(self.request_bytes_max))
         } else {
-            called.map(|(answer, permit, queue)| response(answer, permit, queue, set_cookie))
+            called.map(|answered| response(answered, set_cookie))
         };
         if let Some(access) = access {
             access.write(&target, &answered, arrived);
@@ -358,96 +330,6 @@ struct StartedRequest {
     set_cookie: Option<SetCookie>,
     exceeded: Option<Arc<AtomicBool>>,
     access: Option<AccessLog>,
-}
-
-enum Turn {
-    Running(Run),
-    Waiting(BoxFuture<'static, Result<Run, Refusal>>),
-    Refused(Refusal),
-}
-
-/// A request that a host is processing.
-struct Run {
-    permit: Permit,
-    call: UpstreamCall,
-}
-
-enum UpstreamCall {
-    Local(BoxFuture<'static, Result<Answer, CallError>>),
-    Pod(BoxFuture<'static, Result<Answer, Refusal>>),
-}
-
-impl Run {
-    fn start(
-        target: &RevisionTarget,
-        mut permit: Permit,
-        request: Request<Body>,
-        deadline: Instant,
-    ) -> Result<Self, Refusal> {
-        match &**target.upstream.load() {
-            Upstream::Local(function) => {
-                Ok(Self { permit, call: UpstreamCall::Local(function.call(request, deadline)) })
-            }
-            Upstream::Pod(pods) => Ok(Self { permit, call: UpstreamCall::Pod(pods.call(request, deadline)) }),
-            Upstream::Unavailable(refusal) => {
-                permit.status = Some(refusal.code.status().as_u16());
-                Err(refusal.clone())
-            }
-        }
-    }
-
-    async fn answer(
-        mut self,
-        target: &RevisionTarget,
-        arrived: Instant,
-    ) -> Result<(Answer, Permit, Duration), Refusal> {
-        let started = self.permit.started();
-        let called = match self.call {
-            UpstreamCall::Local(call) => local_answer(call.await, target),
-            UpstreamCall::Pod(call) => call.await,
-        };
-        match called {
-            Ok(answer) => {
-                let (queue, timings) = (started - arrived, &answer.timings);
-                target.gate.note_run(timings.total());
-                self.permit.status = Some(answer.response.status().as_u16());
-                if !queue.is_zero() || timings.cold {
-                    let counts = target.traffic.counts();
-                    if !queue.is_zero() {
-                        counts.queue.observe(queue);
-                    }
-                    if timings.cold {
-                        counts.cold.observe(timings.load + timings.instantiate);
-                    }
-                }
-                Ok((answer, self.permit, queue))
-            }
-            Err(refusal) => {
-                self.permit.status = Some(refusal.code.status().as_u16());
-                Err(refusal)
-            }
-        }
-    }
-}
-
-/// Maps the result of a call to the in-process host; records whether the host lacks the component.
-fn local_answer(called: Result<Answer, CallError>, target: &RevisionTarget) -> Result<Answer, Refusal> {
-    let lacks_component = matches!(called, Err(CallError::ComponentMissing(_)));
-    // Read on every request, written only when it changes.
-    if lacks_component != target.lacks_component.load(Ordering::Relaxed) {
-        target.lacks_component.store(lacks_component, Ordering::Relaxed);
-    }
-    called.map_err(|error| {
-        if let CallError::Internal(cause) = &error {
-            tracing::error!(revision = %target.key, %cause, "the host could not run a request");
-        }
-        error.into()
-    })
-}
-
-/// Counts a request that was not admitted.
-fn refused(target: &RevisionTarget, refusal: &Refusal, arrived: Instant) {
-    target.traffic.counts().ended(Some(refusal.code.status().as_u16()), arrived.elapsed());
 }
 
 /// Chooses the revision for the request, and the cookie that keeps the client on it.
@@ -478,13 +360,8 @@ fn prepared(
 }
 
 /// The guest's response in the client's form.
-fn response(
-    answer: Answer,
-    permit: Permit,
-    queue: Duration,
-    set_cookie: Option<SetCookie>,
-) -> Response<ResponseBody> {
-    let Answer { response, timings } = answer;
+fn response(answered: Answered, set_cookie: Option<SetCookie>) -> Response<ResponseBody> {
+    let Answered { answer: Answer { response, timings }, permit, queue } = answered;
     let mut response = response.map(|body| ResponseBody::guest(body, permit));
     let answer_headers = response.headers_mut();
     headers::strip_hop_by_hop(answer_headers);

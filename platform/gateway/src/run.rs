@@ -1,0 +1,157 @@
+//! Runs one request at its revision: admission, the queue, the call, and the record of its result.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use http::Request;
+use mayfly_runtime::{Answer, Body, CallError};
+use tokio::time::Instant;
+
+use crate::{
+    refusal::Refusal,
+    target::{Admission, DemandSignal, Permit, RevisionTarget, Upstream},
+};
+
+/// A request with a resolved revision.
+pub(crate) enum Turn {
+    Running(Run),
+    Waiting(BoxFuture<'static, Result<Run, Refusal>>),
+    Refused(Refusal),
+}
+
+/// A function's response, not yet in the client's form.
+pub(crate) struct Answered {
+    pub(crate) answer: Answer,
+    pub(crate) permit: Permit,
+    /// The time that the request waited for admission.
+    pub(crate) queue: Duration,
+}
+
+impl Turn {
+    /// Calls the revision if it admits the request; otherwise the request waits in the revision's queue, or is refused.
+    pub(crate) fn begin(
+        target: &Arc<RevisionTarget>,
+        demand: &DemandSignal,
+        request: Request<Body>,
+        arrived: Instant,
+        deadline: Instant,
+    ) -> Self {
+        if let Upstream::Unavailable(refusal) = &**target.upstream.load() {
+            return Self::Refused(refusal.clone());
+        }
+        match target.admit(demand, arrived, deadline) {
+            Ok(Admission::Running(permit)) => match Run::start(target, permit, request, deadline) {
+                Ok(run) => Self::Running(run),
+                Err(refusal) => Self::Refused(refusal),
+            },
+            Ok(Admission::Waiting(waiting)) => {
+                let target = target.clone();
+                Self::Waiting(Box::pin(async move {
+                    let permit = waiting.turn(deadline).await.inspect_err(|refusal| {
+                        refused(&target, refusal, arrived);
+                    })?;
+                    Run::start(&target, permit, request, deadline)
+                }))
+            }
+            Err(refusal) => {
+                refused(target, &refusal, arrived);
+                Self::Refused(refusal)
+            }
+        }
+    }
+
+    /// Waits for the revision's response.
+    pub(crate) async fn end(self, target: &RevisionTarget, arrived: Instant) -> Result<Answered, Refusal> {
+        match self {
+            Self::Running(run) => run.answer(target, arrived).await,
+            Self::Waiting(turn) => match turn.await {
+                Ok(run) => run.answer(target, arrived).await,
+                Err(refusal) => Err(refusal),
+            },
+            Self::Refused(refusal) => Err(refusal),
+        }
+    }
+}
+
+/// A request that a host is processing.
+pub(crate) struct Run {
+    permit: Permit,
+    call: UpstreamCall,
+}
+
+enum UpstreamCall {
+    Local(BoxFuture<'static, Result<Answer, CallError>>),
+    Pod(BoxFuture<'static, Result<Answer, Refusal>>),
+}
+
+impl Run {
+    fn start(
+        target: &RevisionTarget,
+        mut permit: Permit,
+        request: Request<Body>,
+        deadline: Instant,
+    ) -> Result<Self, Refusal> {
+        match &**target.upstream.load() {
+            Upstream::Local(function) => {
+                Ok(Self { permit, call: UpstreamCall::Local(function.call(request, deadline)) })
+            }
+            Upstream::Pod(pods) => Ok(Self { permit, call: UpstreamCall::Pod(pods.call(request, deadline)) }),
+            Upstream::Unavailable(refusal) => {
+                permit.status = Some(refusal.code.status().as_u16());
+                Err(refusal.clone())
+            }
+        }
+    }
+
+    async fn answer(mut self, target: &RevisionTarget, arrived: Instant) -> Result<Answered, Refusal> {
+        let started = self.permit.started();
+        let called = match self.call {
+            UpstreamCall::Local(call) => local_answer(call.await, target),
+            UpstreamCall::Pod(call) => call.await,
+        };
+        match called {
+            Ok(answer) => {
+                let (queue, timings) = (started - arrived, &answer.timings);
+                target.gate.note_run(timings.total());
+                self.permit.status = Some(answer.response.status().as_u16());
+                if !queue.is_zero() || timings.cold {
+                    let counts = target.traffic.counts();
+                    if !queue.is_zero() {
+                        counts.queue.observe(queue);
+                    }
+                    if timings.cold {
+                        counts.cold.observe(timings.load + timings.instantiate);
+                    }
+                }
+                Ok(Answered { answer, permit: self.permit, queue })
+            }
+            Err(refusal) => {
+                self.permit.status = Some(refusal.code.status().as_u16());
+                Err(refusal)
+            }
+        }
+    }
+}
+
+/// Maps the result of a call to the in-process host; records whether the host lacks the component.
+fn local_answer(called: Result<Answer, CallError>, target: &RevisionTarget) -> Result<Answer, Refusal> {
+    let lacks_component = matches!(called, Err(CallError::ComponentMissing(_)));
+    // Read on every request, written only when it changes.
+    if lacks_component != target.lacks_component.load(Ordering::Relaxed) {
+        target.lacks_component.store(lacks_component, Ordering::Relaxed);
+    }
+    called.map_err(|error| {
+        if let CallError::Internal(cause) = &error {
+            tracing::error!(revision = %target.key, %cause, "the host could not run a request");
+        }
+        error.into()
+    })
+}
+
+/// Counts a request that was not admitted.
+fn refused(target: &RevisionTarget, refusal: &Refusal, arrived: Instant) {
+    target.traffic.counts().ended(Some(refusal.code.status().as_u16()), arrived.elapsed());
+}
