@@ -22,7 +22,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody}
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use mayfly_api::{Digest, Function, ObjectKey};
-use mayfly_gateway::{Config, Gateway, GatewayDeps};
+use mayfly_gateway::{Config, Gateway, GatewayDeps, GatewayRole};
 use mayfly_informer::{EnvObjects, Informers};
 use mayfly_runtime::{Answer, Body, CallError, FunctionHost, HostedFunction, HostedSpec, Timings};
 use prometheus_client::registry::Registry;
@@ -145,6 +145,7 @@ fn gateway(
     let deps = GatewayDeps {
         functions: informers.of::<Function>(),
         revisions: informers.of(),
+        role: GatewayRole::Single,
         pods: informers.of(),
         services: informers.of(),
         slices: informers.of(),

@@ -159,6 +159,11 @@ const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 impl RevisionDemand {
+    /// The running and waiting requests together.
+    pub(crate) fn total(self) -> Reading {
+        self.running.plus(self.waiting)
+    }
+
     /// The number of running and waiting requests.
     pub(crate) fn count(self) -> u32 {
         self.running.count + self.waiting.count

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Buf as _, Bytes};
+use bytes::{Buf as _, Bytes, BytesMut};
 use http::{Response, StatusCode, header};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Empty};
@@ -66,9 +66,10 @@ impl ResponseBody {
         Self { upgraded: Some(holder), ..Self::full(Bytes::new()) }
     }
 
-    pub(crate) fn guest(body: Body, permit: Permit) -> Self {
+    /// `permit`: `None` for a request that another gateway has admitted.
+    pub(crate) fn guest(body: Body, permit: Option<Permit>) -> Self {
         // An empty body may never be polled.
-        let permit = if body.is_end_stream() { None } else { Some(permit) };
+        let permit = if body.is_end_stream() { None } else { permit };
         let inner = Inner::Guest { body: FlushBeforeError::new(body), permit };
         Self { inner, active: None, upgraded: None }
     }
@@ -84,6 +85,22 @@ impl ResponseBody {
             None => self.active = Some(active),
         }
     }
+}
+
+/// Reads a whole body.
+///
+/// # Errors
+/// It fails, or has more than `bytes_max` bytes.
+pub(crate) async fn collect(mut body: Body, bytes_max: usize) -> Result<Bytes, BodyError> {
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame?.into_data() else { continue };
+        if bytes.len() + data.len() > bytes_max {
+            return Err(format!("it has more than {bytes_max} bytes").into());
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes.freeze())
 }
 
 /// A body without data.

@@ -2,10 +2,11 @@
 //! with the function's own rules, even while the function has no replica.
 //!
 //! Each such Service has its own listener; all requests on it go to the function, whatever their host. An EndpointSlice
-//! of the Service directs the node's proxy to the listener.
+//! of the Service directs the proxy of each node to the listener, which has the same address on all nodes: the leader
+//! takes a free port and writes the EndpointSlice, a follower listens on the port in it.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -20,7 +21,7 @@ use mayfly_api::{
     k8s::api::{core::v1::Service, discovery::v1::EndpointSlice},
     wellknown,
 };
-use mayfly_informer::Informer;
+use mayfly_informer::{Changes, Informer};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, runtime::Handle};
 use tokio_util::{
@@ -36,6 +37,8 @@ const LISTEN: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 95, 255, 254));
 const SERVICES_MAX: usize = 4096;
 /// The number of concurrent connections of one Service; further ones wait in the kernel's backlog.
 const CONNECTIONS_MAX: usize = 4096;
+/// The end of the name of a Service's EndpointSlice, after the name of the Service.
+const SLICE_SUFFIX: &str = "-function";
 const FIELD_MANAGER: &str = "mayfly-gateway";
 /// The pause before a failed step is retried.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
@@ -75,13 +78,52 @@ fn slice(service: &Service, key: &ObjectKey, listener: SocketAddr) -> Value {
 }
 
 fn slice_name(key: &ObjectKey) -> String {
-    format!("{}-function", key.name)
+    format!("{}{SLICE_SUFFIX}", key.name)
+}
+
+/// The Service of an EndpointSlice with such a name.
+fn service_of(slice: &ObjectKey) -> Option<ObjectKey> {
+    Some(ObjectKey::new(&slice.namespace, slice.name.strip_suffix(SLICE_SUFFIX)?))
+}
+
+fn check_count(served: &HashMap<ObjectKey, ServedFunction>) -> Result<(), String> {
+    if served.len() < SERVICES_MAX {
+        return Ok(());
+    }
+    Err(format!("there are {SERVICES_MAX} Services over functions already"))
+}
+
+/// The origin of the listeners' ports.
+pub(crate) enum ServicePorts {
+    /// A free port, which is written to the Service's EndpointSlice.
+    Written(Client),
+    /// The port in the EndpointSlice that the leader has written.
+    Read(Informer<EndpointSlice>),
+}
+
+/// The port of the listener in a Service's EndpointSlice.
+fn port_in(slice: &EndpointSlice) -> Option<u16> {
+    let is_ours = slice
+        .endpoints
+        .iter()
+        .flat_map(|endpoint| &endpoint.addresses)
+        .any(|address| *address == LISTEN.to_string());
+    let port = slice.ports.iter().flatten().find_map(|port| port.port).filter(|_| is_ours)?;
+    u16::try_from(port).ok()
+}
+
+/// The next changes, if there are any to wait for.
+async fn next_of(changes: &mut Option<Changes>) -> BTreeSet<ObjectKey> {
+    match changes {
+        Some(changes) => changes.next().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Keeps a listener for each Service over a function.
 pub(crate) struct FunctionServices {
     pub(crate) services: Informer<Service>,
-    pub(crate) client: Client,
+    pub(crate) ports: ServicePorts,
     pub(crate) proxy: Arc<Proxy>,
     pub(crate) config: Config,
     /// The runtime that serves connections.
@@ -106,12 +148,17 @@ impl FunctionServices {
     /// Runs until `stop`.
     pub(crate) async fn run(self, stop: CancellationToken) {
         let mut changes = self.services.subscribe();
+        let mut slices = match &self.ports {
+            ServicePorts::Written(_) => None,
+            ServicePorts::Read(slices) => Some(slices.subscribe()),
+        };
         let mut served: HashMap<ObjectKey, ServedFunction> = HashMap::new();
         let mut failed: Vec<ObjectKey> = Vec::new();
         let keeping = async {
             loop {
                 let dirty = tokio::select! {
                     dirty = changes.next() => dirty,
+                    slices = next_of(&mut slices) => slices.iter().filter_map(service_of).collect(),
                     () = tokio::time::sleep(RETRY_PAUSE), if !failed.is_empty() => failed.drain(..).collect(),
                 };
                 for key in dirty {
@@ -132,7 +179,16 @@ impl FunctionServices {
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let service = self.services.get(key);
         let wanted = service.as_ref().and_then(|service| Some((service, function_of(service)?)));
-        let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &key.namespace);
+        let client = match &self.ports {
+            ServicePorts::Written(client) => client,
+            ServicePorts::Read(slices) => {
+                let slice = slices.get(&ObjectKey::new(&key.namespace, slice_name(key)));
+                let port = slice.and_then(|slice| port_in(&slice));
+                let wanted = wanted.and_then(|(_, function)| Some((function, port?)));
+                return self.listen_on(key, wanted, served);
+            }
+        };
+        let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), &key.namespace);
         let Some((service, function)) = wanted else {
             if served.contains_key(key) {
                 let deleted = slices.delete(&slice_name(key), &DeleteParams::default()).await;
@@ -148,10 +204,8 @@ impl FunctionServices {
             served.remove(key);
         }
         if !served.contains_key(key) {
-            if served.len() >= SERVICES_MAX {
-                return Err(format!("there are {SERVICES_MAX} Services over functions already").into());
-            }
-            served.insert(key.clone(), self.serve(function)?);
+            check_count(served)?;
+            served.insert(key.clone(), self.serve(function, 0)?);
         }
         let Some(known) = served.get_mut(key) else { return Ok(()) };
         let wanted = slice(service, key, known.listener);
@@ -163,11 +217,30 @@ impl FunctionServices {
         Ok(())
     }
 
-    /// Listens for a function's requests.
-    fn serve(&self, function: Arc<str>) -> std::io::Result<ServedFunction> {
+    /// Serves a function on the given port, or ends that.
+    fn listen_on(
+        &self,
+        key: &ObjectKey,
+        wanted: Option<(Arc<str>, u16)>,
+        served: &mut HashMap<ObjectKey, ServedFunction>,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let known = served.get(key).map(|known| (known.function.clone(), known.listener.port()));
+        if known == wanted {
+            return Ok(());
+        }
+        served.remove(key);
+        if let Some((function, port)) = wanted {
+            check_count(served)?;
+            served.insert(key.clone(), self.serve(function, port)?);
+        }
+        Ok(())
+    }
+
+    /// Listens for a function's requests. Port 0 selects a free port.
+    fn serve(&self, function: Arc<str>, port: u16) -> std::io::Result<ServedFunction> {
         let listener: TcpListener = {
             let _in_requests = self.requests.enter();
-            listen::bind(SocketAddr::new(LISTEN, 0))?
+            listen::bind(SocketAddr::new(LISTEN, port))?
         };
         let address = listener.local_addr()?;
         let stop = self.drain.child_token();
@@ -209,5 +282,13 @@ mod tests {
         let ports: Vec<_> =
             slice.ports.iter().flatten().map(|port| (port.name.as_deref(), port.port)).collect();
         assert_eq!(ports, [(Some("http"), Some(40000))]);
+        // A follower finds the port, and the Service.
+        assert_eq!(port_in(&slice), Some(40000));
+        let name = ObjectKey::new("shop", slice.metadata.name.clone().unwrap());
+        assert_eq!(service_of(&name), Some(key));
+        let other: EndpointSlice = serde_json::from_value(json!({"addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.1.2.3"]}], "ports": [{"port": 80}]}))
+        .unwrap();
+        assert_eq!(port_in(&other), None);
     }
 }

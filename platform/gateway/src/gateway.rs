@@ -25,7 +25,7 @@ use tokio_util::{
 use crate::{
     Config, InvocationQueue, Refusal, ResponseBody,
     autoscale::Autoscaler,
-    function_services::FunctionServices,
+    function_services::{FunctionServices, ServicePorts},
     headers::Entrance,
     ingress::{
         certificates::{CertificateOwner, Certificates},
@@ -34,6 +34,7 @@ use crate::{
     },
     listen,
     metrics::{GatewayCollector, GatewayCounts},
+    nodes::{GatewayRole, NodeRequests, load::LoadReader},
     proxy::Proxy,
     routes::{
         Owner, RouteTable,
@@ -46,7 +47,9 @@ use crate::{
 pub struct GatewayDeps {
     pub functions: Informer<Function>,
     pub revisions: Informer<Revision>,
-    /// Replicas of revisions that are container images.
+    /// The role in the cluster, and the connections to the other gateways.
+    pub role: GatewayRole,
+    /// Replicas of revisions.
     pub pods: Informer<Pod>,
     /// Used for Services over functions, which are served here.
     pub services: Informer<Service>,
@@ -59,8 +62,8 @@ pub struct GatewayDeps {
     pub env: EnvObjects,
     /// Runs functions in this process.
     pub host: Arc<dyn FunctionHost>,
-    /// Writes `replicas` of revisions' ReplicaSets and EndpointSlices of Services over functions. No request waits for
-    /// it.
+    /// Writes `replicas` of revisions' ReplicaSets, EndpointSlices of Services over functions and statuses of Ingresses.
+    /// No request waits for it. A follower does not use it.
     pub client: kube::Client,
     /// The Tokio runtime that serves requests. It has its own threads, so that the rest of the process does not delay
     /// requests; routes and replicas are managed in the runtime that polls [`Gateway::run`].
@@ -162,7 +165,7 @@ pub struct Gateway {
     proxy: Arc<Proxy>,
     targets: Arc<Targets>,
     owner: Owner,
-    autoscaler: Autoscaler,
+    scaling: Option<ScalingTasks>,
     ready: watch::Sender<bool>,
     applied: watch::Receiver<u64>,
     requests: tokio::runtime::Handle,
@@ -175,10 +178,18 @@ impl std::fmt::Debug for Gateway {
     }
 }
 
+/// The tasks that decide the numbers of replicas. A follower has none.
+struct ScalingTasks {
+    autoscaler: Autoscaler,
+    /// Reads the load of followers.
+    loads: Option<LoadReader>,
+}
+
 /// Calls functions from other parts of the process. Cheap to clone.
 #[derive(Clone)]
 pub struct GatewayHandle {
     proxy: Arc<Proxy>,
+    targets: Arc<Targets>,
     ready: watch::Receiver<bool>,
     applied: watch::Receiver<u64>,
     address: SocketAddr,
@@ -201,6 +212,7 @@ impl Gateway {
         let GatewayDeps {
             functions,
             revisions,
+            role,
             pods,
             services,
             slices,
@@ -221,8 +233,10 @@ impl Gateway {
 
         let table = Arc::new(RouteTable::new());
         let targets = Arc::new(Targets::default());
-        let demand = Arc::new(DemandSignal::default());
         let counts = Arc::new(GatewayCounts::default());
+        let (peers, tracking) = role.parts(&counts);
+        let follows = peers.is_follower();
+        let demand = Arc::new(if follows { DemandSignal::ignored() } else { DemandSignal::default() });
         let collector = GatewayCollector { targets: targets.clone(), counts: counts.clone() };
         registry.register_collector(Box::new(collector));
 
@@ -235,15 +249,29 @@ impl Gateway {
             demand: demand.clone(),
             counts: counts.clone(),
             queue_max: config.queue_max,
+            tracking,
             applied: applied.clone(),
         };
         let owner = Owner::new(objects, parts);
-        let autoscaler = Autoscaler::new(client.clone(), demand.clone(), counts.clone());
+        let scaling = (!follows).then(|| ScalingTasks {
+            autoscaler: Autoscaler::new(client.clone(), demand.clone(), counts.clone()),
+            loads: peers.nodes().map(|nodes| LoadReader {
+                nodes: nodes.clone(),
+                targets: targets.clone(),
+                demand: demand.clone(),
+            }),
+        });
+        let ports = match follows {
+            true => ServicePorts::Read(slices.clone()),
+            false => ServicePorts::Written(client.clone()),
+        };
         let cut = CancellationToken::new();
         let https = https.map(|https| Https::create(https, ingresses.clone(), &requests)).transpose()?;
         let ingress = Arc::new(ArcSwap::default());
+        let status_client = (!follows).then_some(client);
         let ingress_owner =
-            IngressOwner::new(ingresses, services.clone(), slices, ingress.clone(), client.clone(), address);
+            IngressOwner::new(ingresses, services.clone(), slices, ingress.clone(), status_client, address);
+        let queue = peers.leader().map(|leader| leader.clone() as Arc<dyn InvocationQueue>);
         let proxy = Arc::new(Proxy {
             table,
             ingress,
@@ -253,13 +281,14 @@ impl Gateway {
             request_bytes_max: config.request_bytes_max,
             stall_timeout: config.stall_timeout,
             trust_forwarded: config.trust_forwarded,
-            queue: None,
+            peers,
+            queue,
         });
         let ready = watch::Sender::new(false);
         let applied = applied.subscribe();
         let function_services = FunctionServices {
             services,
-            client,
+            ports,
             proxy: proxy.clone(),
             config: config.clone(),
             requests: requests.clone(),
@@ -278,7 +307,7 @@ impl Gateway {
             proxy,
             targets,
             owner,
-            autoscaler,
+            scaling,
             ready,
             applied,
             requests,
@@ -287,7 +316,7 @@ impl Gateway {
     }
 
     /// The same gateway with a queue of asynchronous invocations. Without one they are refused; so they are by handles
-    /// made before, by which the queue itself calls functions.
+    /// made before, by which the queue itself calls functions. A follower uses the leader's queue.
     #[must_use]
     pub fn with_invocations(self, queue: Arc<dyn InvocationQueue>) -> Self {
         let proxy = Arc::new(Proxy { queue: Some(queue), ..(*self.proxy).clone() });
@@ -308,6 +337,7 @@ impl Gateway {
     pub fn handle(&self) -> GatewayHandle {
         GatewayHandle {
             proxy: self.proxy.clone(),
+            targets: self.targets.clone(),
             ready: self.ready.subscribe(),
             applied: self.applied.clone(),
             address: self.address,
@@ -328,7 +358,7 @@ impl Gateway {
             proxy,
             targets,
             owner,
-            autoscaler,
+            scaling,
             ready,
             requests,
             stop,
@@ -339,7 +369,12 @@ impl Gateway {
         let background_stop = CancellationToken::new();
         let mut background = JoinSet::new();
         background.spawn(owner.run(ready, background_stop.clone()));
-        background.spawn(autoscaler.run(background_stop.clone()));
+        if let Some(ScalingTasks { autoscaler, loads }) = scaling {
+            background.spawn(autoscaler.run(background_stop.clone()));
+            if let Some(loads) = loads {
+                background.spawn(loads.run(background_stop.clone()));
+            }
+        }
 
         let others = function_services.serving.clone();
         background.spawn(function_services.run(stop.clone()));
@@ -419,6 +454,14 @@ impl GatewayHandle {
             return Err(Refusal::shutting_down());
         }
         self.proxy.ask(&format!("{namespace}/{name}"), request).await
+    }
+
+    /// The receiving side of the requests of other nodes' gateways, to be served on an authenticated port: of a follower
+    /// for the leader, of the leader for followers.
+    pub fn node_requests(&self) -> NodeRequests {
+        let instance = format!("{:016x}", rand::random::<u64>()).into();
+        let (proxy, targets) = (self.proxy.clone(), self.targets.clone());
+        NodeRequests::new(proxy, targets, self.applied.clone(), self.stop.clone(), instance)
     }
 
     /// Checks whether a request for this function could be routed, without calling it. Returns the refusal otherwise.

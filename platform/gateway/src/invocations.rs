@@ -1,6 +1,8 @@
 //! Asynchronous invocations: requests that are acknowledged when they are queued durably, before their function has
 //! answered.
 
+use std::time::Duration;
+
 use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
@@ -16,6 +18,9 @@ pub const HEADER_INVOCATION: HeaderName = HeaderName::from_static("mayfly-invoca
 pub const HEADER_INVOCATION_ID: HeaderName = HeaderName::from_static("mayfly-invocation-id");
 /// The largest body of an asynchronous invocation in bytes, as for Lambda's events (256 KB).
 pub const INVOCATION_BYTES_MAX: usize = 256 << 10;
+
+/// The timeout of queueing an invocation at another gateway.
+pub(crate) const INVOCATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A durable queue of requests to functions. Implemented outside of the gateway.
 pub trait InvocationQueue: Send + Sync {
@@ -35,13 +40,7 @@ pub(crate) async fn enqueue(
     function: ObjectKey,
     request: Request<Body>,
 ) -> Result<Response<ResponseBody>, Refusal> {
-    let Some(queue) = queue else {
-        return Err(Refusal::invocation_refused("this server has no queue of asynchronous invocations"));
-    };
-    let (mut parts, body) = request.into_parts();
-    parts.headers.remove(HEADER_INVOCATION);
-    let body = collect(body).await?;
-    let id = queue.enqueue(function, Request::from_parts(parts, body)).await?;
+    let id = queued(queue, function, request).await?;
     let mut response = Response::new(ResponseBody::full(format!("{{\"invocation\":\"{id}\"}}\n").into()));
     *response.status_mut() = StatusCode::ACCEPTED;
     let headers = response.headers_mut();
@@ -50,6 +49,21 @@ pub(crate) async fn enqueue(
         headers.insert(HEADER_INVOCATION_ID, id);
     }
     Ok(response)
+}
+
+/// Queues a request; returns the invocation's id.
+pub(crate) async fn queued(
+    queue: Option<&dyn InvocationQueue>,
+    function: ObjectKey,
+    request: Request<Body>,
+) -> Result<String, Refusal> {
+    let Some(queue) = queue else {
+        return Err(Refusal::invocation_refused("this server has no queue of asynchronous invocations"));
+    };
+    let (mut parts, body) = request.into_parts();
+    parts.headers.remove(HEADER_INVOCATION);
+    let body = collect(body).await?;
+    queue.enqueue(function, Request::from_parts(parts, body)).await
 }
 
 /// Reads a body of at most [`INVOCATION_BYTES_MAX`] bytes.

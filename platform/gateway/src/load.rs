@@ -88,6 +88,31 @@ impl RequestLoad {
 }
 
 impl Reading {
+    pub(crate) const ZERO: Self = Self { count: 0, spent: 0 };
+
+    /// `spent_us` is taken modulo 2⁴⁴.
+    pub(crate) fn new(count: u32, spent_us: u64) -> Self {
+        Self { count, spent: spent_us & (u64::MAX >> COUNT_BITS) }
+    }
+
+    pub(crate) fn count(self) -> u32 {
+        self.count
+    }
+
+    /// The time spent by all requests, in microseconds modulo 2⁴⁴.
+    pub(crate) fn spent_us(self) -> u64 {
+        self.spent
+    }
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self::new(self.count + other.count, self.spent.wrapping_add(other.spent))
+    }
+
+    /// The requests that are not among `part`.
+    pub(crate) fn minus(self, part: Self) -> Self {
+        Self::new(self.count.saturating_sub(part.count), self.spent.wrapping_sub(part.spent))
+    }
+
     /// The total time that requests spent since an earlier reading of the same load.
     pub(crate) fn spent_since(self, earlier: Self) -> Duration {
         let micros = self.spent.wrapping_sub(earlier.spent) & (u64::MAX >> COUNT_BITS);

@@ -60,6 +60,48 @@ impl RevisionCounters {
     }
 }
 
+/// The outcomes of calls of another node's gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NodeCallOutcome {
+    Answered,
+    Refused,
+    /// The node did not run the revision (yet).
+    NotHosted,
+    Unreachable,
+    Lost,
+    TimedOut,
+}
+
+impl NodeCallOutcome {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Answered, Self::Refused, Self::NotHosted, Self::Unreachable, Self::Lost, Self::TimedOut];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::Refused => "refused",
+            Self::NotHosted => "not_hosted",
+            Self::Unreachable => "unreachable",
+            Self::Lost => "lost",
+            Self::TimedOut => "timed_out",
+        }
+    }
+}
+
+/// Counts the calls of other nodes' gateways.
+#[derive(Default)]
+pub(crate) struct NodeCallCounters([AtomicU64; NodeCallOutcome::ALL.len()]);
+
+impl NodeCallCounters {
+    pub(crate) fn count(&self, outcome: NodeCallOutcome) {
+        self.0[outcome as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn read(&self, outcome: NodeCallOutcome) -> u64 {
+        self.0[outcome as usize].load(Ordering::Relaxed)
+    }
+}
+
 /// A lock-free histogram of durations.
 #[derive(Default)]
 pub(crate) struct LatencyHistogram {

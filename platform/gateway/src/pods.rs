@@ -117,6 +117,11 @@ impl PodUpstream {
         }
     }
 
+    /// Whether any pod has accepted a connection.
+    pub(crate) fn has_answering_pod(&self) -> bool {
+        self.endpoints.lock().pods.iter().any(|pod| pod.answers)
+    }
+
     /// Ends the probes when the revision is removed.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Release);

@@ -26,6 +26,7 @@ use crate::{
     },
     invocations::{self, InvocationQueue},
     metrics::GatewayCounts,
+    nodes::Peers,
     refusal::Refusal,
     rewrite::{normalise_host, without_prefix},
     routes::{self, FoundRoute, RoutePlace, RouteTable, SetCookie},
@@ -44,6 +45,8 @@ pub(crate) struct Proxy {
     pub(crate) request_bytes_max: u64,
     pub(crate) stall_timeout: Duration,
     pub(crate) trust_forwarded: bool,
+    /// The other gateways of the cluster.
+    pub(crate) peers: Peers,
     /// Receives asynchronous invocations. `None`: they are refused.
     pub(crate) queue: Option<Arc<dyn InvocationQueue>>,
 }
@@ -296,7 +299,13 @@ impl Proxy {
     }
 
     fn turn(&self, target: &Arc<RevisionTarget>, request: Request<Body>, arrived: Instant) -> Turn {
-        Turn::begin(target, &self.demand, request, arrived, arrived + target.timeout)
+        let deadline = arrived + target.timeout;
+        if let Peers::Leader(leader) = &self.peers
+            && leader.is_for_leader(target)
+        {
+            return Turn::Forwarded(leader.call(target, &self.demand, request, arrived, deadline));
+        }
+        Turn::begin(target, &self.demand, self.peers.nodes(), None, request, arrived, deadline)
     }
 
     /// Waits for the revision's response, and converts it for the client.

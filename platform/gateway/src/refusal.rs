@@ -55,11 +55,13 @@ pub enum RefusalCode {
     GuestError,
     ResponseTooLarge,
     ShuttingDown,
+    /// A joined node has no replica for the request, and cannot reach the server.
+    ServerUnreachable,
     Internal,
 }
 
 impl RefusalCode {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::NotFound,
         Self::BadRequest,
         Self::HeadTooLarge,
@@ -77,6 +79,7 @@ impl RefusalCode {
         Self::GuestError,
         Self::ResponseTooLarge,
         Self::ShuttingDown,
+        Self::ServerUnreachable,
         Self::Internal,
     ];
 
@@ -94,7 +97,8 @@ impl RefusalCode {
             | Self::Overloaded
             | Self::ComponentMissing
             | Self::ComponentInvalid
-            | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            | Self::ShuttingDown
+            | Self::ServerUnreachable => StatusCode::SERVICE_UNAVAILABLE,
             Self::Trapped
             | Self::OutOfMemory
             | Self::NoAnswer
@@ -125,6 +129,7 @@ impl RefusalCode {
             Self::GuestError => "guest_error",
             Self::ResponseTooLarge => "response_too_large",
             Self::ShuttingDown => "shutting_down",
+            Self::ServerUnreachable => "server_unreachable",
             Self::Internal => "internal",
         }
     }
@@ -144,7 +149,7 @@ impl Refusal {
         Self { code, message: message.into(), hint: hint.into(), retry_after: None }
     }
 
-    fn retry(mut self, after: Duration) -> Self {
+    pub(crate) fn retry(mut self, after: Duration) -> Self {
         self.retry_after = Some(after);
         self
     }
@@ -282,6 +287,20 @@ impl Refusal {
             format!("no turn came for this request within the {timeout} of revision {}", target.key);
         let hint = "it did not run; try again later, or raise limits.concurrency or scaling.max";
         Self::new(RefusalCode::QueueTimeout, message, hint).retry(target.gate.retry_after())
+    }
+
+    /// For other gateways only: see `NodeRefusal`.
+    pub(crate) fn not_hosted() -> Self {
+        Self::new(RefusalCode::NotReady, "this node does not run the revision", "send it to another node")
+    }
+
+    pub(crate) fn leader_unreachable(target: &RevisionTarget) -> Self {
+        let message = format!(
+            "this node has no replica of revision {} with room, and cannot reach the server for another one",
+            target.key
+        );
+        let hint = "try again later; see the node's log and `kubectl get nodes`";
+        Self::new(RefusalCode::ServerUnreachable, message, hint).retry(Duration::from_secs(1))
     }
 
     pub(crate) fn shutting_down() -> Self {

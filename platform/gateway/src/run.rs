@@ -11,6 +11,7 @@ use mayfly_runtime::{Answer, Body, CallError};
 use tokio::time::Instant;
 
 use crate::{
+    nodes::NodeForwarder,
     refusal::Refusal,
     target::{Admission, DemandSignal, Permit, RevisionTarget, Upstream},
 };
@@ -19,22 +20,28 @@ use crate::{
 pub(crate) enum Turn {
     Running(Run),
     Waiting(BoxFuture<'static, Result<Run, Refusal>>),
+    /// Sent to the leader.
+    Forwarded(BoxFuture<'static, Result<Answered, Refusal>>),
     Refused(Refusal),
 }
 
 /// A function's response, not yet in the client's form.
 pub(crate) struct Answered {
     pub(crate) answer: Answer,
-    pub(crate) permit: Permit,
+    /// `None` for a request that another gateway has admitted.
+    pub(crate) permit: Option<Permit>,
     /// The time that the request waited for admission.
     pub(crate) queue: Duration,
 }
 
 impl Turn {
     /// Calls the revision if it admits the request; otherwise the request waits in the revision's queue, or is refused.
+    /// `nodes`: the other nodes that the call may go to, except for `from`, which has sent the request.
     pub(crate) fn begin(
         target: &Arc<RevisionTarget>,
         demand: &DemandSignal,
+        nodes: Option<&Arc<NodeForwarder>>,
+        from: Option<Arc<str>>,
         request: Request<Body>,
         arrived: Instant,
         deadline: Instant,
@@ -43,17 +50,19 @@ impl Turn {
             return Self::Refused(refusal.clone());
         }
         match target.admit(demand, arrived, deadline) {
-            Ok(Admission::Running(permit)) => match Run::start(target, permit, request, deadline) {
-                Ok(run) => Self::Running(run),
-                Err(refusal) => Self::Refused(refusal),
-            },
+            Ok(Admission::Running(permit)) => {
+                match Run::start(target, permit, nodes, from, request, deadline) {
+                    Ok(run) => Self::Running(run),
+                    Err(refusal) => Self::Refused(refusal),
+                }
+            }
             Ok(Admission::Waiting(waiting)) => {
-                let target = target.clone();
+                let (target, nodes) = (target.clone(), nodes.cloned());
                 Self::Waiting(Box::pin(async move {
                     let permit = waiting.turn(deadline).await.inspect_err(|refusal| {
                         refused(&target, refusal, arrived);
                     })?;
-                    Run::start(&target, permit, request, deadline)
+                    Run::start(&target, permit, nodes.as_ref(), from, request, deadline)
                 }))
             }
             Err(refusal) => {
@@ -71,9 +80,24 @@ impl Turn {
                 Ok(run) => run.answer(target, arrived).await,
                 Err(refusal) => Err(refusal),
             },
+            Self::Forwarded(answering) => answering.await,
             Self::Refused(refusal) => Err(refusal),
         }
     }
+}
+
+/// Calls an admitted request's revision on this node, after other nodes did not run it.
+pub(crate) async fn here(
+    target: &RevisionTarget,
+    request: Request<Body>,
+    deadline: Instant,
+) -> Result<Answer, Refusal> {
+    let call = match &**target.upstream.load() {
+        Upstream::Local(function) => UpstreamCall::Local(function.call(request, deadline)),
+        Upstream::Pod(pods) => UpstreamCall::Remote(pods.call(request, deadline)),
+        Upstream::Unavailable(refusal) => return Err(refusal.clone()),
+    };
+    call.answer(target).await
 }
 
 /// A request that a host is processing.
@@ -84,21 +108,42 @@ pub(crate) struct Run {
 
 enum UpstreamCall {
     Local(BoxFuture<'static, Result<Answer, CallError>>),
-    Pod(BoxFuture<'static, Result<Answer, Refusal>>),
+    /// A pod's address, or another node's gateway.
+    Remote(BoxFuture<'static, Result<Answer, Refusal>>),
+}
+
+impl UpstreamCall {
+    async fn answer(self, target: &RevisionTarget) -> Result<Answer, Refusal> {
+        match self {
+            Self::Local(call) => local_answer(call.await, target),
+            Self::Remote(call) => call.await,
+        }
+    }
 }
 
 impl Run {
     fn start(
-        target: &RevisionTarget,
+        target: &Arc<RevisionTarget>,
         mut permit: Permit,
+        nodes: Option<&Arc<NodeForwarder>>,
+        from: Option<Arc<str>>,
         request: Request<Body>,
         deadline: Instant,
     ) -> Result<Self, Refusal> {
         match &**target.upstream.load() {
             Upstream::Local(function) => {
-                Ok(Self { permit, call: UpstreamCall::Local(function.call(request, deadline)) })
+                let placed = nodes.and_then(|nodes| Some((nodes, nodes.place(target, from.as_ref())?)));
+                let call = match placed {
+                    None => UpstreamCall::Local(function.call(request, deadline)),
+                    Some((nodes, slot)) => {
+                        UpstreamCall::Remote(nodes.call(target, slot, from.as_ref(), request, deadline))
+                    }
+                };
+                Ok(Self { permit, call })
             }
-            Upstream::Pod(pods) => Ok(Self { permit, call: UpstreamCall::Pod(pods.call(request, deadline)) }),
+            Upstream::Pod(pods) => {
+                Ok(Self { permit, call: UpstreamCall::Remote(pods.call(request, deadline)) })
+            }
             Upstream::Unavailable(refusal) => {
                 permit.status = Some(refusal.code.status().as_u16());
                 Err(refusal.clone())
@@ -108,11 +153,7 @@ impl Run {
 
     async fn answer(mut self, target: &RevisionTarget, arrived: Instant) -> Result<Answered, Refusal> {
         let started = self.permit.started();
-        let called = match self.call {
-            UpstreamCall::Local(call) => local_answer(call.await, target),
-            UpstreamCall::Pod(call) => call.await,
-        };
-        match called {
+        match self.call.answer(target).await {
             Ok(answer) => {
                 let (queue, timings) = (started - arrived, &answer.timings);
                 target.gate.note_run(timings.total());
@@ -126,7 +167,7 @@ impl Run {
                         counts.cold.observe(timings.load + timings.instantiate);
                     }
                 }
-                Ok(Answered { answer, permit: self.permit, queue })
+                Ok(Answered { answer, permit: Some(self.permit), queue })
             }
             Err(refusal) => {
                 self.permit.status = Some(refusal.code.status().as_u16());

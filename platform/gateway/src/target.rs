@@ -17,8 +17,9 @@ use tokio::{sync::Notify, sync::oneshot, time::Instant};
 
 use crate::{
     admission::{Arrival, Gate},
-    load::COUNT_MAX,
+    load::{COUNT_MAX, Reading, RequestLoad},
     metrics::Traffic,
+    nodes::replicas::RevisionReplicas,
     pods::PodUpstream,
     refusal::Refusal,
 };
@@ -32,6 +33,12 @@ pub(crate) struct RevisionTarget {
     pub(crate) timeout: Duration,
     pub(crate) scaling: Scaling,
     pub(crate) gate: Gate,
+    /// The number of requests that one replica processes at a time.
+    pub(crate) concurrency: u32,
+    /// The ready replicas of each node; not tracked while there is only one node.
+    pub(crate) replicas: RevisionReplicas,
+    /// Those of the gate's requests that another gateway sent, and counts itself.
+    relayed: RequestLoad,
     pub(crate) traffic: Traffic,
     /// The upstream of the revision's requests. Replaced when its Secrets, its ConfigMaps or its readiness change.
     pub(crate) upstream: ArcSwap<Upstream>,
@@ -93,6 +100,9 @@ impl RevisionTarget {
             timeout: spec.limits.timeout.0.min(TIMEOUT_MAX),
             scaling: spec.scaling.clone(),
             gate: Gate::new(Instant::now(), limit, queue_max),
+            concurrency: spec.limits.concurrency.max(1),
+            replicas: RevisionReplicas::default(),
+            relayed: RequestLoad::new(Instant::now()),
             traffic: Traffic::default(),
             upstream: ArcSwap::new(upstream),
             ready_replicas: AtomicU32::new(0),
@@ -132,8 +142,25 @@ impl RevisionTarget {
         }
     }
 
+    /// Counts a request that another gateway sent, until the value is dropped.
+    pub(crate) fn relay(self: &Arc<Self>, now: Instant) -> RelayedRequest {
+        self.relayed.begin(now);
+        RelayedRequest(self.clone())
+    }
+
+    /// The requests of this gateway's own clients that are served here.
+    pub(crate) fn own_demand(&self, now: Instant) -> Reading {
+        self.gate.demand(now).total().minus(self.relayed.read(now))
+    }
+
+    /// The number of running and waiting requests here, and of those that other gateways serve by themselves.
+    pub(crate) fn requests(&self) -> u32 {
+        let here = self.gate.running() + self.gate.waiting();
+        here.saturating_add(self.replicas.requests_elsewhere())
+    }
+
     fn permit(self: &Arc<Self>, arrived: Instant, started: Instant) -> Permit {
-        Permit { target: self.clone(), arrived, started, status: None }
+        Permit { target: self.clone(), arrived, started, status: None, relayed: None }
     }
 }
 
@@ -144,6 +171,17 @@ pub(crate) struct Permit {
     started: Instant,
     /// `None` until there is a response.
     pub(crate) status: Option<u16>,
+    /// Ends with the permit.
+    pub(crate) relayed: Option<RelayedRequest>,
+}
+
+/// A request that another gateway sent.
+pub(crate) struct RelayedRequest(Arc<RevisionTarget>);
+
+impl Drop for RelayedRequest {
+    fn drop(&mut self) {
+        self.0.relayed.end(Instant::now());
+    }
 }
 
 impl Permit {
@@ -245,12 +283,22 @@ impl Targets {
 pub(crate) struct DemandSignal {
     raised: Mutex<Vec<Arc<RevisionTarget>>>,
     notify: Notify,
+    /// Whether no autoscaler takes revisions from the queue: it stays empty.
+    ignored: bool,
 }
 
 impl DemandSignal {
+    /// A signal without an autoscaler.
+    pub(crate) fn ignored() -> Self {
+        Self { ignored: true, ..Self::default() }
+    }
+
     /// Makes the autoscaler evaluate the revision from now on. A single load if it already does.
     pub(crate) fn raise(&self, target: &Arc<RevisionTarget>) {
-        if !target.watched.load(Ordering::SeqCst) && !target.watched.swap(true, Ordering::SeqCst) {
+        if !target.watched.load(Ordering::SeqCst)
+            && !target.watched.swap(true, Ordering::SeqCst)
+            && !self.ignored
+        {
             self.raised.lock().push(target.clone());
             self.notify.notify_one();
         }
@@ -273,7 +321,7 @@ impl DemandSignal {
     /// this call registers the revision again; an earlier one is part of `seen` or found the revision still watched.
     pub(crate) fn release(&self, target: &Arc<RevisionTarget>, seen: TargetState) {
         target.watched.store(false, Ordering::SeqCst);
-        if target.gate.running() + target.gate.waiting() > 0 || target.seen() != seen {
+        if target.requests() > 0 || target.seen() != seen {
             self.raise(target);
         }
     }

@@ -293,7 +293,10 @@ impl Write {
 fn observe(target: &RevisionTarget, at: Duration, spent: Duration, demand: &RevisionDemand) -> Observation {
     let TargetState { ready, routed } = target.seen();
     let lacks_component = target.lacks_component.load(Ordering::Relaxed);
-    Observation { at, spent, requests: demand.count(), ready, routed, lacks_component }
+    // Requests that other nodes' gateways serve by themselves need replicas, too.
+    let requests = demand.count().saturating_add(target.replicas.requests_elsewhere());
+    let spent = spent + target.replicas.spent_elsewhere();
+    Observation { at, spent, requests, ready, routed, lacks_component }
 }
 
 /// Writes the replicas of a revision's ReplicaSet, which has the revision's name.

@@ -30,7 +30,8 @@ pub(crate) struct IngressOwner {
     slices: Informer<EndpointSlice>,
     slices_by_service: Index<EndpointSlice>,
     table: Arc<ArcSwap<IngressTable>>,
-    client: Client,
+    /// `None`: statuses are not written, because another gateway does.
+    client: Option<Client>,
     /// The address in an Ingress's status.
     address: SocketAddr,
 }
@@ -41,7 +42,7 @@ impl IngressOwner {
         services: Informer<Service>,
         slices: Informer<EndpointSlice>,
         table: Arc<ArcSwap<IngressTable>>,
-        client: Client,
+        client: Option<Client>,
         address: SocketAddr,
     ) -> Self {
         let slices_by_service = slices.index("gateway/service", |slice: &EndpointSlice| {
@@ -101,6 +102,7 @@ impl IngressOwner {
     /// Returns the Ingresses whose status could not be written.
     async fn write_statuses(&self, keys: BTreeSet<ObjectKey>) -> BTreeSet<ObjectKey> {
         let mut failed = BTreeSet::new();
+        let Some(client) = &self.client else { return failed };
         for key in keys {
             let Some(ingress) = self.ingresses.get(&key).filter(|ingress| plan::is_served(ingress)) else {
                 continue;
@@ -112,7 +114,7 @@ impl IngressOwner {
             if known.is_ok_and(|known| known == wanted) {
                 continue;
             }
-            let api: Api<Ingress> = Api::namespaced(self.client.clone(), &key.namespace);
+            let api: Api<Ingress> = Api::namespaced(client.clone(), &key.namespace);
             let patch = Patch::Merge(json!({"status": {"loadBalancer": wanted}}));
             match api.patch_status(&key.name, &PatchParams::default(), &patch).await {
                 Ok(_) => {}

@@ -14,7 +14,7 @@ use prometheus_client::{
     metrics::MetricType,
 };
 
-use super::{CLASSES, LatencyHistogram, RevisionCounters};
+use super::{CLASSES, LatencyHistogram, NodeCallCounters, NodeCallOutcome, RevisionCounters};
 use crate::{
     refusal::RefusalCode,
     target::{RevisionTarget, Targets},
@@ -32,6 +32,10 @@ pub(crate) struct GatewayCounts {
     refusals: [AtomicU64; RefusalCode::ALL.len()],
     /// Revisions that the autoscaler evaluates.
     pub(crate) watched: AtomicUsize,
+    /// The leader's calls of other nodes.
+    pub(crate) calls_of_nodes: NodeCallCounters,
+    /// A follower's calls of the leader.
+    pub(crate) calls_of_leader: NodeCallCounters,
     pub(crate) scale_writes: AtomicU64,
     pub(crate) scale_write_failures: AtomicU64,
 }
@@ -146,6 +150,18 @@ impl GatewayCollector {
             let count = counts.refusals[code as usize].load(Ordering::Relaxed);
             let labels = [("code", code.as_str())];
             family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+        }
+        let help = "Requests sent to the gateways of other nodes, by their result.";
+        let name = "mayfly_gateway_node_calls";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (to, counters) in [("node", &counts.calls_of_nodes), ("server", &counts.calls_of_leader)] {
+            for outcome in NodeCallOutcome::ALL {
+                let count = counters.read(outcome);
+                if count > 0 {
+                    let labels = [("to", to), ("outcome", outcome.as_str())];
+                    family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+                }
+            }
         }
         for (name, help, value) in [
             ("mayfly_gateway_connections", "Open connections.", &counts.connections),

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     metrics::GatewayCounts,
+    nodes::PeerNodes,
     target::{DemandSignal, RevisionTarget, Targets, Upstream},
 };
 
@@ -44,7 +45,8 @@ pub(crate) struct Owner {
     demand: Arc<DemandSignal>,
     counts: Arc<GatewayCounts>,
     queue_max: u32,
-    /// Counts the changes of the table.
+    tracking: Option<ReplicaTracking>,
+    /// Counts the changes of the table and of replicas.
     applied: watch::Sender<u64>,
     /// The known revisions by key, with their function and identity.
     known: HashMap<ObjectKey, Known>,
@@ -79,7 +81,18 @@ pub(crate) struct OwnerDeps {
     pub(crate) demand: Arc<DemandSignal>,
     pub(crate) counts: Arc<GatewayCounts>,
     pub(crate) queue_max: u32,
+    /// `None`: this is the only node.
+    pub(crate) tracking: Option<ReplicaTracking>,
     pub(crate) applied: watch::Sender<u64>,
+}
+
+/// Counts the replicas of revisions on each node.
+pub(crate) struct ReplicaTracking {
+    pub(crate) this_node: Arc<str>,
+    pub(crate) peers: Arc<PeerNodes>,
+    /// Whether a component is dropped from memory when this node has no pod of its revision. The leader's autoscaler
+    /// does that itself.
+    pub(crate) unloads: bool,
 }
 
 impl Owner {
@@ -93,7 +106,7 @@ impl Owner {
         let of_function =
             objects.revisions.index("gateway/function", |revision| vec![function_of(revision).to_string()]);
         let pods = PodRoutes::new(objects.pods.clone());
-        let OwnerDeps { host, table, targets, demand, counts, queue_max, applied } = parts;
+        let OwnerDeps { host, table, targets, demand, counts, queue_max, tracking, applied } = parts;
         Self {
             objects,
             of_function,
@@ -105,6 +118,7 @@ impl Owner {
             demand,
             counts,
             queue_max,
+            tracking,
             applied,
             known: HashMap::new(),
             users: HashMap::new(),
@@ -149,7 +163,11 @@ impl Owner {
     fn update(&mut self, dirty: Dirty) {
         let started = Instant::now();
         let mut functions = dirty.functions;
-        self.pods.update(&dirty.pods);
+        let with_pods = self.pods.update(&dirty.pods);
+        if self.tracking.is_some() && !with_pods.is_empty() {
+            with_pods.iter().for_each(|revision| self.count_replicas_of(revision));
+            self.applied.send_modify(|count| *count += 1);
+        }
         if functions.is_empty() && dirty.revisions.is_empty() && dirty.sources.is_empty() {
             return;
         }
@@ -175,6 +193,27 @@ impl Owner {
         self.counts.routes.store(self.table.len(), Ordering::Relaxed);
         self.counts.route_update.observe(started.elapsed());
         tracing::debug!(functions = functions.len(), took = ?started.elapsed(), "applied changes to the routes");
+    }
+
+    /// Updates the numbers of replicas of a revision whose pods changed.
+    fn count_replicas_of(&self, revision: &ObjectKey) {
+        let known = self.known.get(revision).and_then(|known| self.targets.get(&known.uid));
+        let (Some(target), Some(tracking)) = (known, &self.tracking) else { return };
+        self.count_replicas(&target);
+        if tracking.unloads
+            && !self.pods.is_on(revision, &tracking.this_node)
+            && let Upstream::Local(function) = &**target.upstream.load()
+            && function.is_loaded()
+        {
+            tracing::debug!(%revision, "no replica is left on this node: dropping the component");
+            function.unload();
+        }
+    }
+
+    fn count_replicas(&self, target: &RevisionTarget) {
+        if let Some(ReplicaTracking { this_node, peers, .. }) = &self.tracking {
+            target.replicas.set(self.pods.ready_by_node(&target.key), this_node, peers);
+        }
     }
 
     /// Records a revision that was created, changed or removed.
@@ -287,6 +326,7 @@ impl Owner {
                 let key = ObjectKey::of(revision);
                 let target =
                     Arc::new(RevisionTarget::new(uid, key, &revision.spec, upstream, self.queue_max));
+                self.count_replicas(&target);
                 self.targets.insert(target.clone());
                 target
             }

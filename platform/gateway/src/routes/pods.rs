@@ -1,14 +1,17 @@
-//! The upstreams of revisions that are container images, updated as their pods change.
+//! The pods of revisions: the upstreams of container images, and the numbers of replicas on each node.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
 use mayfly_api::{ObjectKey, Revision, k8s::api::core::v1::Pod};
 use mayfly_informer::{Index, Informer};
 
-use crate::pods::{PodUpstream, revision_of};
+use crate::{
+    nodes::replicas::ready_on,
+    pods::{PodUpstream, revision_of},
+};
 
 /// One [`PodUpstream`] for each revision that is an image.
 pub(super) struct PodRoutes {
@@ -43,8 +46,8 @@ impl PodRoutes {
         upstream
     }
 
-    /// Updates the upstreams of pods that were created, changed or removed.
-    pub(super) fn update(&mut self, changed: &BTreeSet<ObjectKey>) {
+    /// Updates the upstreams of pods that were created, changed or removed; returns the revisions of these pods.
+    pub(super) fn update(&mut self, changed: &BTreeSet<ObjectKey>) -> BTreeSet<ObjectKey> {
         let mut revisions = BTreeSet::new();
         for key in changed {
             match self.pods.get(key) {
@@ -57,11 +60,30 @@ impl PodRoutes {
                 None => revisions.extend(self.revisions.remove(key)),
             }
         }
-        for revision in revisions {
-            if let Some((_, upstream)) = self.upstreams.get(&revision) {
+        for revision in &revisions {
+            if let Some((_, upstream)) = self.upstreams.get(revision) {
                 upstream.update(&self.by_revision.get(&revision.to_string()));
             }
         }
+        revisions
+    }
+
+    /// The number of ready replicas of a revision on each node.
+    pub(super) fn ready_by_node(&self, revision: &ObjectKey) -> BTreeMap<String, u32> {
+        let mut by_node = BTreeMap::new();
+        for pod in self.by_revision.get(&revision.to_string()) {
+            if let Some(node) = ready_on(&pod) {
+                *by_node.entry(node.to_owned()).or_insert(0) += 1;
+            }
+        }
+        by_node
+    }
+
+    /// Whether a node has any pod of a revision, even one that is starting or being removed.
+    pub(super) fn is_on(&self, revision: &ObjectKey, node: &str) -> bool {
+        let pods = self.by_revision.get(&revision.to_string());
+        let node_of = |pod: &Pod| pod.spec.as_ref()?.node_name.clone();
+        pods.iter().any(|pod| node_of(pod).as_deref() == Some(node))
     }
 
     /// Removes a deleted revision.

@@ -5,6 +5,7 @@ mod autoscale;
 mod drain;
 mod invocations;
 mod limits;
+mod nodes;
 mod pods;
 mod serving;
 mod shutdown;

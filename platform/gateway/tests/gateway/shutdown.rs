@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use mayfly_gateway::{Config, Drained, Gateway, GatewayCreateError, GatewayDeps};
+use mayfly_gateway::{Config, Drained, Gateway, GatewayCreateError, GatewayDeps, GatewayRole};
 use mayfly_informer::{EnvObjects, Informers};
 use mayfly_runtime::simulated::SimulatedFunctions;
 use prometheus_client::registry::Registry;
@@ -32,6 +32,7 @@ async fn a_port_in_use_is_named() {
     let deps = GatewayDeps {
         functions: informers.of(),
         revisions: informers.of(),
+        role: GatewayRole::Single,
         pods: informers.of(),
         services: informers.of(),
         slices: informers.of(),

@@ -157,6 +157,7 @@ impl Up {
             mayfly_gateway::GatewayDeps {
                 functions: informers.of(),
                 revisions: informers.of(),
+                role: mayfly_gateway::GatewayRole::Single,
                 pods: informers.of(),
                 services: informers.of(),
                 slices: informers.of(),

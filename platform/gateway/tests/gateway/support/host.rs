@@ -77,7 +77,7 @@ impl HostedFunction for ScriptedFunction {
     }
 
     fn is_loaded(&self) -> bool {
-        true
+        false
     }
 
     fn unload(&self) {}

@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, reason = "a module of one binary of tests")]
 
 pub mod host;
+pub mod network;
 pub mod queue;
 
 use std::{
@@ -23,7 +24,7 @@ use hyper_util::{
 };
 use kube::Client;
 use mayfly_api::{Digest, ObjectKey};
-use mayfly_gateway::{Config, Drained, Gateway, GatewayDeps, GatewayHandle};
+use mayfly_gateway::{Config, Drained, Gateway, GatewayDeps, GatewayHandle, GatewayRole};
 use mayfly_informer::{EnvObjects, Informers};
 use mayfly_runtime::{
     FunctionHost,
@@ -42,8 +43,8 @@ use self::queue::RecordedQueue;
 pub type Answer = UnsyncBoxBody<Bytes, std::io::Error>;
 
 pub const PODS: &str = "/api/v1/pods";
-const SERVICES: &str = "/api/v1/services";
-const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+pub const SERVICES: &str = "/api/v1/services";
+pub const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 const INGRESSES: &str = "/apis/networking.k8s.io/v1/ingresses";
 const FUNCTIONS: &str = "/apis/mayfly.dev/v1/functions";
 const REVISIONS: &str = "/apis/mayfly.dev/v1/revisions";
@@ -177,6 +178,10 @@ impl FakeApi {
         self.delete(REVISIONS, name);
     }
 
+    pub fn delete_pod(&self, name: &str) {
+        self.delete(PODS, name);
+    }
+
     pub fn delete_function(&self, name: &str) {
         self.delete(FUNCTIONS, name);
     }
@@ -294,12 +299,25 @@ impl TestGateway {
         simulated: Arc<SimulatedFunctions>,
         host: Option<Arc<dyn FunctionHost>>,
     ) -> Self {
+        Self::with_role(api, config, simulated, host, GatewayRole::Single).await
+    }
+
+    /// A gateway of a cluster.
+    pub async fn with_role(
+        api: FakeApi,
+        config: Config,
+        simulated: Arc<SimulatedFunctions>,
+        host: Option<Arc<dyn FunctionHost>>,
+        role: GatewayRole,
+    ) -> Self {
+        let is_follower = matches!(role, GatewayRole::Follower { .. });
         let (stop, informers_stop) = (CancellationToken::new(), CancellationToken::new());
         let informers = Informers::create(api.client(), informers_stop.clone());
         let mut registry = Registry::default();
         let deps = GatewayDeps {
             functions: informers.of(),
             revisions: informers.of(),
+            role,
             pods: informers.of(),
             services: informers.of(),
             slices: informers.of(),
@@ -313,7 +331,7 @@ impl TestGateway {
         };
         let gateway = Gateway::create(config, deps, &mut registry).unwrap();
         let (handle_without_queue, queue) = (gateway.handle(), Arc::<RecordedQueue>::default());
-        let gateway = gateway.with_invocations(queue.clone());
+        let gateway = if is_follower { gateway } else { gateway.with_invocations(queue.clone()) };
         let (handle, address) = (gateway.handle(), gateway.address());
         let running = tokio::spawn(gateway.run());
         handle.ready().await;
