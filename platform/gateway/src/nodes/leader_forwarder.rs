@@ -22,7 +22,7 @@ use crate::{
     deadline_body::DeadlineBody,
     invocations::{INVOCATION_TIMEOUT, InvocationQueue},
     metrics::GatewayCounts,
-    refusal::Refusal,
+    refusal::{Refusal, RefusalCode},
     run::{Answered, Turn},
     target::{DemandSignal, RevisionTarget, Upstream},
     unread_body::UnreadBody,
@@ -80,6 +80,8 @@ impl LeaderForwarder {
                 Attempt::Refused(refusal) => return Err(refusal),
                 Attempt::Lost(refusal) if !repeats => return Err(refusal),
                 Attempt::Lost(_) | Attempt::Unreachable(_) => Refusal::leader_unreachable(&target),
+                // The leader counts the requests of all nodes: its limit holds here, too.
+                Attempt::NotRun(refusal) if refusal.code == RefusalCode::QueueFull => return Err(refusal),
                 Attempt::NotRun(refusal) => refusal,
             };
             let body = if is_empty { Some(body::empty()) } else { unread.take() };

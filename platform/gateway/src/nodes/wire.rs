@@ -8,7 +8,7 @@ use std::{borrow::Cow, time::Duration};
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, header,
+    HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, Uri, Version, header,
     uri::{Authority, PathAndQuery, Scheme},
 };
 use mayfly_api::ObjectKey;
@@ -97,6 +97,9 @@ impl<B> NodeRequest<B> {
             HeaderValue::try_from(format!("{scheme}://{authority}")).ok()
         });
         *request.uri_mut() = PathAndQuery::from_maybe_shared(Bytes::from(path)).ok()?.into();
+        // The client's version means nothing to the connection between the nodes: clients of HTTP/1.1 refuse 2, those
+        // of HTTP/2 a path alone unless it is of HTTP/1.1.
+        *request.version_mut() = Version::HTTP_11;
         let fields = request.headers_mut();
         let host = fields.remove(header::HOST);
         let milliseconds = u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX);

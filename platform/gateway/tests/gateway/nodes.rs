@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::{StreamExt as _, stream};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version, header::ETAG};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use mayfly_gateway::{GatewayRole, Refusal, RefusalCode, ResponseBody};
@@ -248,9 +248,43 @@ async fn bodies_and_trailers_stream_both_ways() {
         sender.send(Frame::data(Bytes::from(part))).await.unwrap();
         assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), part);
     }
-    let trailers = HeaderMap::from_iter([(http::header::ETAG, http::HeaderValue::from_static("x"))]);
+    let trailers = HeaderMap::from_iter([(ETAG, http::HeaderValue::from_static("x"))]);
     sender.send(Frame::trailers(trailers.clone())).await.unwrap();
     assert_eq!(answer.frame().await.unwrap().unwrap().into_trailers().unwrap(), trailers);
+}
+
+/// The format passes through real connections, whatever the version of the client's request.
+#[tokio::test(start_paused = true)]
+async fn requests_pass_through_http_connections() {
+    for h2 in [false, true] {
+        let (api, network) = (small("10m"), MemoryNetwork::default());
+        let nodes = network.nodes_over_http(h2);
+        let leader =
+            Node::new(&api, "one", GatewayRole::Leader { node: "one".into(), nodes }, &network).await;
+        let _follower = Node::follower(&api, "two", &network).await;
+        let _held = leader.hold(&leader).await;
+        eventually(|| async { leader.get("/").await == "two" }).await;
+        let request = Request::get("/a?b").header("host", "shop.example").version(Version::HTTP_2);
+        let request = request.body(text("")).unwrap();
+        let response = leader.world.handle.call("ns", "hello", request).await.unwrap();
+        assert!(response.headers().contains_key("server-timing"));
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let body = String::from_utf8_lossy(&body);
+        assert!(body.starts_with("two GET /a?b") && body.contains("host: \"shop.example\""), "{h2} {body}");
+        let body = || {
+            let trailers = HeaderMap::from_iter([(ETAG, http::HeaderValue::from_static("x"))]);
+            let frames = [Frame::data(Bytes::from("first")), Frame::trailers(trailers)];
+            let frames = stream::iter(frames.map(Ok::<_, Infallible>));
+            StreamBody::new(frames).map_err(|never| match never {}).boxed_unsync()
+        };
+        let answer = leader.call(Method::POST, "/echo", body()).await.unwrap();
+        let answer = answer.into_body().collect().await.unwrap();
+        // HTTP/1.1 passes only trailers that were announced.
+        assert_eq!(answer.trailers().is_some_and(|trailers| trailers.contains_key(ETAG)), h2);
+        assert_eq!(answer.to_bytes(), "first");
+        let broken = leader.call(Method::GET, "/broken", text("")).await.unwrap();
+        assert!(broken.into_body().collect().await.is_err());
+    }
 }
 
 #[tokio::test(start_paused = true)]

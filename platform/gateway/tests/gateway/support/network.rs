@@ -2,11 +2,14 @@
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     sync::{Arc, Mutex},
 };
 
-use http::Request;
+use http::{Request, Response};
 use http_body_util::BodyExt;
+use hyper::{body::Incoming, client::conn as client, server::conn as server, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use mayfly_gateway::{LeaderCaller, NodeCallError, NodeCallFuture, NodeCaller, NodeRequests};
 use mayfly_runtime::Body;
 
@@ -18,6 +21,41 @@ pub enum Link {
     Refused,
     /// Connections break after the request was sent.
     Breaks,
+}
+
+async fn over_http(
+    requests: NodeRequests,
+    request: Request<Body>,
+    h2: bool,
+) -> Result<Response<Body>, NodeCallError> {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let requests = requests.clone();
+        async move {
+            let request = request.map(|body| body.map_err(Into::into).boxed_unsync());
+            Ok::<_, Infallible>(requests.serve(request).await)
+        }
+    });
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let (near, far) = (TokioIo::new(near), TokioIo::new(far));
+    let unreachable = |error: hyper::Error| NodeCallError::Unreachable(error.into());
+    let answered = if h2 {
+        tokio::spawn(server::http2::Builder::new(TokioExecutor::new()).serve_connection(far, service));
+        let handshake = client::http2::handshake(TokioExecutor::new(), near).await;
+        let (mut sender, connection) = handshake.map_err(unreachable)?;
+        tokio::spawn(connection);
+        sender.send_request(request).await
+    } else {
+        tokio::spawn(server::http1::Builder::new().serve_connection(far, service));
+        let (mut sender, connection) = client::http1::handshake(near).await.map_err(unreachable)?;
+        tokio::spawn(connection);
+        sender.send_request(request).await
+    };
+    let response = answered.map_err(|error| NodeCallError::Lost(error.into()))?;
+    Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
+}
+
+fn no_such_node() -> NodeCallFuture {
+    Box::pin(async { Err(NodeCallError::Unreachable("there is no such node".into())) })
 }
 
 /// Delivers requests to the gateways of nodes by their names.
@@ -60,6 +98,15 @@ impl MemoryNetwork {
         Arc::new(move |request| network.call(node, request))
     }
 
+    /// Like `nodes`, with HTTP/1.1 or HTTP/2 over a connection of its own for each request.
+    pub fn nodes_over_http(&self, h2: bool) -> NodeCaller {
+        let network = self.clone();
+        Arc::new(move |node, request| match network.0.lock().unwrap().nodes.get(node) {
+            Some((requests, _)) => Box::pin(over_http(requests.clone(), request, h2)),
+            None => no_such_node(),
+        })
+    }
+
     fn call(&self, node: &str, request: Request<Body>) -> NodeCallFuture {
         let mut state = self.0.lock().unwrap();
         if request.uri().path() != "/load" {
@@ -68,7 +115,7 @@ impl MemoryNetwork {
             state.deadlines_ms.push(left.unwrap());
         }
         let Some((requests, link)) = state.nodes.get(node).cloned() else {
-            return Box::pin(async { Err(NodeCallError::Unreachable("there is no such node".into())) });
+            return no_such_node();
         };
         Box::pin(async move {
             match link {
