@@ -36,7 +36,8 @@ pub const ANNOTATION_INPUTS: &str = "mayfly.dev/inputs";
 /// On a pod: a [`Collected`], written by the node.
 pub const ANNOTATION_OUTPUTS: &str = "mayfly.dev/outputs";
 /// On a pod that had GPUs: the GPU time that it used on all of them together, in seconds with three decimals. Written by
-/// the node before the pod's phase becomes final.
+/// the node before the pod's phase becomes final. On a Job: the sum over its pods, also those that failed, were replaced
+/// or were deleted when the Job was suspended; written by the job controller as pods end.
 pub const ANNOTATION_GPU_SECONDS: &str = "mayfly.dev/gpu-seconds";
 /// On a Job: a list of [`JobOutcome`], written by the job controller.
 pub const ANNOTATION_OUTCOMES: &str = "mayfly.dev/outcomes";

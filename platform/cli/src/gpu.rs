@@ -172,7 +172,8 @@ impl RunningJob<'_> {
             let log = format!("/api/v1/namespaces/{}/pods/{}/log", segment(namespace), segment(&pod));
             logs::copy(session, &with_query(&log, &[("follow", Some("true"))])).await?;
         }
-        let Some(outcome) = ended(server, path).await? else {
+        let FinishedGpuJob { outcomes, gpu_time } = ended(server, path).await?;
+        let Some(outcome) = outcomes.last() else {
             let todo = format!("see why: mayfly why job {name} -n {namespace}");
             return Err(Failure::error(
                 ErrorCode::RunFailed,
@@ -180,7 +181,10 @@ impl RunningJob<'_> {
                 todo,
             ));
         };
-        fetch(server, &outcome, out).await?;
+        let wall = fetch(server, outcome, out).await?;
+        if let Some(used) = gpu_time {
+            output::note(plan::gpu_time_line(used, outcomes.len(), wall));
+        }
         if !outcome.succeeded {
             let message = if outcome.message.is_empty() { &outcome.reason } else { &outcome.message };
             output::note(format_args!("job {name} failed: {message}"));
@@ -248,15 +252,23 @@ async fn started_pod(
     }
 }
 
-/// Waits until the Job has ended, and returns the outcome of its last pod.
-async fn ended(server: &Server, job: &str) -> anyhow::Result<Option<JobOutcome>> {
+/// A Job that is complete or has failed.
+struct FinishedGpuJob {
+    /// Of its pods, in the order of their ends.
+    outcomes: Vec<JobOutcome>,
+    /// Of all its pods together; `None`: they had no GPU.
+    gpu_time: Option<Duration>,
+}
+
+/// Waits until the Job has ended.
+async fn ended(server: &Server, job: &str) -> anyhow::Result<FinishedGpuJob> {
     loop {
         let found = read_job(server, job).await?;
         if plan::has_ended(&found) {
             let outcomes = found["metadata"]["annotations"][ANNOTATION_OUTCOMES].as_str().unwrap_or("[]");
-            let mut outcomes: Vec<JobOutcome> =
+            let outcomes: Vec<JobOutcome> =
                 serde_json::from_str(outcomes).context("the Job's outcomes cannot be read")?;
-            return Ok(outcomes.pop());
+            return Ok(FinishedGpuJob { outcomes, gpu_time: plan::gpu_time(&found) });
         }
         sleep(PAUSE).await;
     }
@@ -273,17 +285,16 @@ async fn read_job(server: &Server, job: &str) -> anyhow::Result<Value> {
     })
 }
 
-/// Prints the outputs of a pod, or writes them to a folder.
-async fn fetch(server: &Server, outcome: &JobOutcome, out: Option<&Path>) -> anyhow::Result<()> {
-    let Some(collected) = &outcome.outputs else { return Ok(()) };
+/// Prints the outputs of a pod, or writes them to a folder. Returns the time for which the pod ran, if it left outputs.
+async fn fetch(
+    server: &Server,
+    outcome: &JobOutcome,
+    out: Option<&Path>,
+) -> anyhow::Result<Option<Duration>> {
+    let Some(collected) = &outcome.outputs else { return Ok(None) };
     let mut document = Vec::new();
     upload::download(server, &collected.document, &mut document).await?;
     let outputs: Outputs = serde_json::from_slice(&document).context("the job's outputs cannot be read")?;
-    if let Some(gpu_ms) = outputs.gpu_ms {
-        let (gpu, wall) =
-            (Duration::from_millis(gpu_ms), Duration::from_millis(outputs.wall_ms.unsigned_abs()));
-        output::note(format_args!("{:.1} s of GPU time in {:.1} s", gpu.as_secs_f64(), wall.as_secs_f64()));
-    }
     for problem in &outputs.problems {
         output::note(format_args!("not kept: {problem}"));
     }
@@ -298,7 +309,7 @@ async fn fetch(server: &Server, outcome: &JobOutcome, out: Option<&Path>) -> any
             None => output::note(format_args!("output {name}: mayfly artifact get {}", artifact.digest)),
         }
     }
-    Ok(())
+    Ok(Some(Duration::from_millis(outputs.wall_ms.unsigned_abs())))
 }
 
 async fn save(server: &Server, artifact: &ArtifactRef, folder: &Path, name: &str) -> anyhow::Result<()> {

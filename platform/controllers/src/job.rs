@@ -18,6 +18,7 @@
 mod act;
 mod conditions;
 mod counting;
+mod gpu_time;
 mod indexes;
 mod manage;
 mod per_index;
@@ -59,5 +60,7 @@ impl Default for Config {
 
 /// The finalizer of a Job's pods until they are counted.
 const FINALIZER: &str = "batch.kubernetes.io/job-tracking";
+/// The finalizer of a pod that its Job does not need any more, until the GPU time of the pod is recorded.
+const GPU_TIME_FINALIZER: &str = "mayfly.dev/gpu-time";
 /// The annotation and label of an indexed Job's pods with their index.
 const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";

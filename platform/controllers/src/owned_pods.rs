@@ -55,6 +55,9 @@ pub(crate) trait PodOwner:
     /// The finalizer that every pod of such an object gets at its creation or adoption.
     const FINALIZER: Option<&'static str>;
 
+    /// The finalizer that takes its place on pods that the owner does not need any more.
+    const LATE_FINALIZER: Option<&'static str> = None;
+
     /// The selector of its pods. An absent selector selects nothing: the API requires one.
     fn selector(&self) -> Result<Selector, InvalidSelector>;
 

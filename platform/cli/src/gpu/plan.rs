@@ -1,9 +1,12 @@
 //! The Job of `mayfly gpu run` as a value.
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::{collections::BTreeMap, str::FromStr, time::Duration};
 
 use mayfly_api::{
-    job_io::{ANNOTATION_INPUTS, ARTIFACTS, ArtifactRef, FOLDER_IN, FOLDER_OUT, Inputs},
+    job_io::{
+        ANNOTATION_GPU_SECONDS, ANNOTATION_INPUTS, ARTIFACTS, ArtifactRef, FOLDER_IN, FOLDER_OUT, Inputs,
+        gpu_ms,
+    },
     job_queue::LABEL_QUEUE,
     k8s::apimachinery::pkg::api::resource::Quantity,
     quantity,
@@ -156,6 +159,23 @@ pub(super) fn has_ended(job: &Value) -> bool {
     })
 }
 
+/// The GPU time of all pods of a Job together; `None`: they had no GPU.
+pub(super) fn gpu_time(job: &Value) -> Option<Duration> {
+    job["metadata"]["annotations"][ANNOTATION_GPU_SECONDS]
+        .as_str()
+        .and_then(gpu_ms)
+        .map(Duration::from_millis)
+}
+
+/// The line about the GPU time of a Job with a number of pods. `wall`: how long the last one ran, if it is known.
+pub(super) fn gpu_time_line(used: Duration, pods: usize, wall: Option<Duration>) -> String {
+    let seconds = |time: Duration| format!("{:.1} s", time.as_secs_f64());
+    match wall.filter(|_| pods == 1) {
+        Some(wall) => format!("{} of GPU time in {}", seconds(used), seconds(wall)),
+        None => format!("{} of GPU time in {pods} pods", seconds(used)),
+    }
+}
+
 /// The queue in which a suspended Job waits.
 pub(super) fn waits_in_queue(job: &Value) -> Option<&str> {
     let queue = job["metadata"]["labels"][LABEL_QUEUE].as_str()?;
@@ -224,6 +244,17 @@ mod tests {
         let script = command[2].as_str().unwrap();
         assert!(script.ends_with(r#"/"$0" && chmod +x ./'it'\''s' && exec "$@""#), "{script}");
         plan.manifest(BTreeMap::from([(".hidden".to_owned(), source)])).expect_err("no file name");
+    }
+
+    #[test]
+    fn the_gpu_time_is_that_of_all_pods() {
+        let job = json!({"metadata": {"annotations": {"mayfly.dev/gpu-seconds": "61.250"}}});
+        let used = gpu_time(&job).unwrap();
+        assert_eq!(used, Duration::from_millis(61_250));
+        assert_eq!(gpu_time(&json!({"metadata": {}})), None);
+        let wall = Some(Duration::from_millis(70_000));
+        assert_eq!(gpu_time_line(used, 1, wall), "61.2 s of GPU time in 70.0 s");
+        assert_eq!(gpu_time_line(used, 3, wall), "61.2 s of GPU time in 3 pods");
     }
 
     #[test]

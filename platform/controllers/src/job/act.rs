@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    COMPLETION_INDEX, Config, FINALIZER,
+    COMPLETION_INDEX, Config, FINALIZER, GPU_TIME_FINALIZER, gpu_time,
     per_index::{self, FAILURE_COUNT, IGNORED_FAILURE_COUNT, IndexFailures},
     plan::{JobPlan, JobPods, plan},
     pods::{has_inputs, is_tracked},
@@ -51,6 +51,7 @@ pub(crate) struct JobController {
 
 impl PodOwner for Job {
     const FINALIZER: Option<&'static str> = Some(FINALIZER);
+    const LATE_FINALIZER: Option<&'static str> = Some(GPU_TIME_FINALIZER);
 
     fn selector(&self) -> Result<Selector, InvalidSelector> {
         let selector = self.spec.as_ref().and_then(|spec| spec.selector.clone());
@@ -104,7 +105,7 @@ impl JobController {
         }
         if job.metadata.deletion_timestamp.is_some() {
             let pods = self.owned.by_controller.get(uid(&*job));
-            self.release(&key, &pods).await?;
+            self.abandon(&key, &pods).await?;
             return Ok(Outcome::Done);
         }
         let owned = self.owned.claimed(&job).await?;
@@ -139,6 +140,8 @@ impl JobController {
         }
         self.record_stuck(key, job, plan.stuck, events);
         self.release(key, &plan.release).await?;
+        let late = plan.gpu_time.done.iter();
+        self.owned.without_finalizer(&key.namespace, late, GPU_TIME_FINALIZER).await?;
         match plan.pods {
             JobPods::Nothing => {}
             JobPods::Create(indexes) => {
@@ -182,9 +185,15 @@ impl JobController {
     ) -> Result<(), Error> {
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), &key.namespace);
         let mut version_now = job.metadata.resource_version.clone();
+        let mut annotations = serde_json::Map::new();
         if keeps_outcomes(job, &plan.outcomes) {
             known.extend(plan.outcomes.iter().cloned());
-            let annotations = json!({ANNOTATION_OUTCOMES: json!(known).to_string()});
+            annotations.insert(ANNOTATION_OUTCOMES.into(), json!(known).to_string().into());
+        }
+        for (name, value) in plan.gpu_time.annotations().into_iter().flatten() {
+            annotations.insert(name.into(), value);
+        }
+        if !annotations.is_empty() {
             let patch = json!({"metadata": {"resourceVersion": version_now, "annotations": annotations}});
             let written = jobs.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
             self.note_written(key, &written);
@@ -206,13 +215,24 @@ impl JobController {
     async fn release_all(&self, key: &ObjectKey) -> kube::Result<()> {
         let mut pods = self.owned.pods.list_namespace(&key.namespace);
         pods.retain(|pod| OwnedPods::<Job>::owner_of(pod).as_ref() == Some(key));
-        self.release(key, &pods).await
+        self.abandon(key, &pods).await
     }
 
-    /// Removes the finalizer from pods that are counted, or need not be.
+    /// Removes the finalizer from pods that are counted, or need not be. Those whose GPU time is not known yet keep
+    /// another one.
     async fn release(&self, key: &ObjectKey, pods: &[Arc<Pod>]) -> kube::Result<()> {
         let tracked = pods.iter().filter(|pod| is_tracked(pod));
-        self.owned.without_finalizer(&key.namespace, tracked, FINALIZER).await
+        let (awaited, others): (Vec<_>, Vec<_>) = tracked.partition(|pod| gpu_time::is_awaited(pod));
+        self.owned.with_late_finalizer(&key.namespace, awaited).await?;
+        self.owned.without_finalizer(&key.namespace, others, FINALIZER).await
+    }
+
+    /// Removes the finalizers from the pods of a Job that ends with its object.
+    async fn abandon(&self, key: &ObjectKey, pods: &[Arc<Pod>]) -> kube::Result<()> {
+        let tracked = pods.iter().filter(|pod| is_tracked(pod));
+        self.owned.without_finalizer(&key.namespace, tracked, FINALIZER).await?;
+        let waiting = pods.iter().filter(|pod| gpu_time::waits(pod));
+        self.owned.without_finalizer(&key.namespace, waiting, GPU_TIME_FINALIZER).await
     }
 }
 

@@ -18,6 +18,7 @@ use super::{
     Config,
     conditions::{self, COMPLETE, FAILED, FAILURE_TARGET, SUCCESS_CRITERIA_MET, SUSPENDED},
     counting::{Counted, count_pods, is_indexed},
+    gpu_time::GpuTimePlan,
     indexes,
     manage::manage,
     per_index::{self, IndexFailures},
@@ -37,6 +38,7 @@ pub(super) struct JobPlan {
     /// Pods whose finalizer is removed once the status is written.
     pub(super) release: Vec<Arc<Pod>>,
     pub(super) pods: JobPods,
+    pub(super) gpu_time: GpuTimePlan,
     /// The failures of the indexes that failed, with a limit of failures for each index.
     pub(super) failures: BTreeMap<i32, IndexFailures>,
     /// Examine the Job again after this time.
@@ -81,6 +83,13 @@ pub(super) fn plan(
     config: &Config,
     now: Timestamp,
 ) -> JobPlan {
+    let gpu_time = GpuTimePlan::new(job, pods);
+    let mut plan = plan_job(job, pods, known, config, now);
+    plan.release.retain(|pod| gpu_time.may_release(pod));
+    JobPlan { gpu_time, ..plan }
+}
+
+fn plan_job(job: &Job, pods: &[Arc<Pod>], known: &[JobOutcome], config: &Config, now: Timestamp) -> JobPlan {
     let empty = JobSpec::default();
     let spec = job.spec.as_ref().unwrap_or(&empty);
     let old = job.status.clone().unwrap_or_default();

@@ -36,7 +36,7 @@ pub(super) fn count_state(spec: &JobSpec, pod: &Pod) -> PodCountState {
     }
 }
 
-fn phase(pod: &Pod) -> Option<&str> {
+pub(super) fn phase(pod: &Pod) -> Option<&str> {
     pod.status.as_ref()?.phase.as_deref()
 }
 

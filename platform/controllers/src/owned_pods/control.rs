@@ -34,8 +34,8 @@ impl<O: PodOwner> OwnedPods<O> {
         for pod in release {
             let left: Vec<_> =
                 pod.owner_references().iter().filter(|known| known.uid != uid(owner)).collect();
-            let finalizers = pod.finalizers().iter().filter(|name| Some(name.as_str()) != O::FINALIZER);
-            let finalizers: Vec<_> = finalizers.collect();
+            let is_own = |name: &str| [O::FINALIZER, O::LATE_FINALIZER].contains(&Some(name));
+            let finalizers: Vec<_> = pod.finalizers().iter().filter(|name| !is_own(name)).collect();
             let wanted = json!({"ownerReferences": left, "finalizers": finalizers});
             let result = change(&pods, &pod, wanted).await;
             if !is_gone(&result) {
@@ -76,6 +76,27 @@ impl<O: PodOwner> OwnedPods<O> {
         let changes = pods.into_iter().map(|pod| {
             let left: Vec<_> = pod.finalizers().iter().filter(|name| *name != finalizer).collect();
             change(&api, pod, json!({"finalizers": left}))
+        });
+        for result in join_all(changes).await {
+            if !is_gone(&result) {
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces the owner's finalizer of pods with [`PodOwner::LATE_FINALIZER`].
+    pub(crate) async fn with_late_finalizer(
+        &self,
+        namespace: &str,
+        pods: impl IntoIterator<Item = &Arc<Pod>>,
+    ) -> kube::Result<()> {
+        let api = self.api(namespace);
+        let changes = pods.into_iter().map(|pod| {
+            let others = pod.finalizers().iter().map(String::as_str);
+            let others = others.filter(|name| Some(*name) != O::FINALIZER);
+            let finalizers: Vec<_> = others.chain(O::LATE_FINALIZER).collect();
+            change(&api, pod, json!({"finalizers": finalizers}))
         });
         for result in join_all(changes).await {
             if !is_gone(&result) {

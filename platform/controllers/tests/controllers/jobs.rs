@@ -4,12 +4,15 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use crate::support::{ControllersHarness, is_ready, key, stays, until};
 use kube::{
-    ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams},
+    Api, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
 };
 use mayfly_api::{
-    job_io::{ANNOTATION_INPUTS, ANNOTATION_OUTCOMES, JobOutcome},
-    k8s::api::{batch::v1::Job, core::v1::Pod},
+    job_io::{ANNOTATION_GPU_SECONDS, ANNOTATION_INPUTS, ANNOTATION_OUTCOMES, JobOutcome},
+    k8s::api::{
+        batch::v1::Job,
+        core::v1::{Node, Pod},
+    },
 };
 use mayfly_kubelet::JobFiles;
 use mayfly_runtime::{Runtime as _, simulated::ANNOTATION_EXIT_CODE};
@@ -135,4 +138,63 @@ async fn what_ran_past_the_deadline_is_ended_first() {
     assert!(!outcomes[0].succeeded && outcomes[0].outputs.is_some(), "{outcomes:?}");
     until(&cluster.pods(), "its pod is gone", || cluster.pods().is_empty()).await;
     assert!(cluster.runtime.sandboxes().is_empty());
+}
+
+/// A failed attempt, one that is stopped because the Job is suspended, and one that succeeds. The test stands for the
+/// node.
+#[tokio::test]
+async fn the_gpu_time_of_a_job_is_that_of_all_its_pods() {
+    let mut cluster = ControllersHarness::quiet().await;
+    cluster.config.job.backoff.first = Duration::ZERO;
+    cluster.run_controllers();
+    let node = serde_json::from_value(json!({"metadata": {"name": "elsewhere"}})).unwrap();
+    Api::<Node>::all(cluster.client.clone()).create(&PostParams::default(), &node).await.unwrap();
+    let container = json!({"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}});
+    let template =
+        json!({"spec": {"nodeName": "elsewhere", "restartPolicy": "Never", "containers": [container]}});
+    cluster
+        .create::<Job>(
+            json!({"metadata": {"name": "train"}, "spec": {"backoffLimit": 3, "template": template}}),
+        )
+        .await;
+    let phase = |pod: &Pod| pod.status.clone().and_then(|status| status.phase).unwrap_or_default();
+    let started = async || {
+        let open = || cluster.pods_of("train-").into_iter().find(|pod| phase(pod) == "Pending");
+        until(&cluster.pods(), "it has a pod", || open().is_some()).await;
+        open().unwrap().name_any()
+    };
+    let ends = async |pod: &str, phase: &str, seconds: &str| {
+        let time = json!({"metadata": {"annotations": {ANNOTATION_GPU_SECONDS: seconds}}});
+        cluster.api::<Pod>().patch(pod, &PatchParams::default(), &Patch::Merge(time)).await.unwrap();
+        let end = json!({"status": {"phase": phase}});
+        cluster.api::<Pod>().patch_status(pod, &PatchParams::default(), &Patch::Merge(end)).await.unwrap();
+    };
+    let used = async |expected: &str| {
+        let known = || known(&cluster, "train")?.annotations().get(ANNOTATION_GPU_SECONDS).cloned();
+        until_job(&cluster, "its GPU time is recorded", || known().as_deref() == Some(expected)).await;
+    };
+    let suspends = async |suspend: bool| {
+        let patch = Patch::Merge(json!({"spec": {"suspend": suspend}}));
+        cluster.api::<Job>().patch("train", &PatchParams::default(), &patch).await.unwrap();
+    };
+    ends(&started().await, "Failed", "2.500").await;
+    used("2.500").await;
+
+    let stopped = started().await;
+    suspends(true).await;
+    let of_stopped = || cluster.pods().get(&key(&stopped));
+    let is_stopping = || of_stopped().is_some_and(|pod| pod.metadata.deletion_timestamp.is_some());
+    until(&cluster.pods(), "its pod is asked to end", is_stopping).await;
+    assert_eq!(of_stopped().unwrap().finalizers(), ["mayfly.dev/gpu-time"]);
+    ends(&stopped, "Failed", "4.000").await;
+    used("6.500").await;
+    cluster.api::<Pod>().delete(&stopped, &DeleteParams::default().grace_period(0)).await.unwrap();
+    until(&cluster.pods(), "the pod is gone", || of_stopped().is_none()).await;
+
+    suspends(false).await;
+    ends(&started().await, "Succeeded", "1.000").await;
+    until_job(&cluster, "it is complete", || holds(&cluster, "train", "Complete")).await;
+    used("7.500").await;
+    let status = known(&cluster, "train").unwrap().status.clone().unwrap();
+    assert_eq!((status.succeeded, status.failed), (Some(1), Some(1)), "the stopped pod does not count");
 }
