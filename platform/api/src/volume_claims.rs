@@ -22,6 +22,11 @@ pub const LOCAL_PROVISIONER: &str = "mayfly.dev/local";
 /// The provisioner of classes whose volumes are created by hand.
 pub const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
+/// The size in bytes to which nodes expand a volume where they mount it.
+pub fn node_expansion(volume: &PersistentVolume) -> Option<u64> {
+    volume.metadata.annotations.as_ref()?.get(ANNOTATION_NODE_EXPANSION)?.parse().ok()
+}
+
 /// The claim behind a volume of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodClaim {

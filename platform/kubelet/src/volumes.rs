@@ -238,7 +238,7 @@ impl Volumes {
         let uid = PodUid(pod.metadata.uid.clone().unwrap_or_default());
         let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default();
         for volume in volumes {
-            self.refresh_csi(pod, &uid, volume, sources);
+            self.expand(pod, &uid, volume, sources);
             let path = self.pod(&uid).join(&volume.name);
             // One that is not written yet may not be mounted yet either.
             let Some(source) = FileSource::of(volume).filter(|_| files::is_written(&path)) else { continue };
@@ -251,17 +251,20 @@ impl Volumes {
         }
     }
 
-    fn refresh_csi(
-        &self,
-        pod: &Pod,
-        uid: &PodUid,
-        volume: &Volume,
-        sources: &VolumeSources<'_, impl EnvSources>,
-    ) {
-        let (Some(csi), Ok(Some(source))) = (&self.csi, CsiSource::of(pod, volume, sources)) else { return };
-        let refreshed = csi.refresh(&self.folder, &uid.0, &volume.name, &source);
-        if let Err(error) = tokio::runtime::Handle::current().block_on(refreshed) {
-            tracing::warn!(pod = %uid, volume = volume.name, %error, "could not expand a volume; will try again");
+    /// Lets drivers expand a mounted volume.
+    fn expand(&self, pod: &Pod, uid: &PodUid, volume: &Volume, sources: &VolumeSources<'_, impl EnvSources>) {
+        let runtime = tokio::runtime::Handle::current();
+        let (folder, name) = (&self.folder, &volume.name);
+        let mut expanded = Ok(());
+        if let Ok(Some(source)) = FlexSource::of(pod, volume, sources) {
+            let refreshed = self.drivers.refresh(folder, &uid.0, name, &source);
+            expanded = runtime.block_on(refreshed).map_err(|error| error.to_string());
+        } else if let (Some(csi), Ok(Some(source))) = (&self.csi, CsiSource::of(pod, volume, sources)) {
+            let refreshed = csi.refresh(folder, &uid.0, name, &source);
+            expanded = runtime.block_on(refreshed).map_err(|error| error.to_string());
+        }
+        if let Err(error) = expanded {
+            tracing::warn!(pod = %uid, volume = name, error, "could not expand a volume; will try again");
         }
     }
 

@@ -20,7 +20,8 @@ use mayfly_api::{
     },
     node_fit::NodeFacts,
     volume_claims::{
-        ANNOTATION_BIND_COMPLETED, ANNOTATION_SELECTED_NODE, LOCAL_PROVISIONER, claims_of, used_claims,
+        ANNOTATION_BIND_COMPLETED, ANNOTATION_NODE_EXPANSION, ANNOTATION_SELECTED_NODE, LOCAL_PROVISIONER,
+        claims_of, used_claims,
     },
     wellknown::LABEL_HOSTNAME,
 };
@@ -219,8 +220,10 @@ impl PersistentVolumeController {
                 events.warning(&*claim, "ProvisioningFailed", message);
                 self.patch_claim(&claim, json!({}), json!({ANNOTATION_SELECTED_NODE: null})).await
             }
-            Step::Expand { volume, size } => {
-                self.patch_volume(&volume, json!({"capacity": {"storage": size}}), json!({})).await
+            Step::Expand { volume, size, bytes } => {
+                let by_nodes = bytes.map(|bytes| json!({ANNOTATION_NODE_EXPANSION: bytes.to_string()}));
+                let annotations = by_nodes.unwrap_or_else(|| json!({}));
+                self.patch_volume(&volume, json!({"capacity": {"storage": size}}), annotations).await
             }
             Step::Reclaim { volume } => self.reclaim(&volume, events).await,
             Step::UnprotectClaim { claim } => self.unprotect_claim(&claim).await,

@@ -86,9 +86,11 @@ pub(super) enum Step {
         claim: Arc<PersistentVolumeClaim>,
         node: String,
     },
+    /// Sets the volume's capacity. `bytes`: its driver expands it on the nodes that mount it, to this size.
     Expand {
         volume: Arc<PersistentVolume>,
         size: Quantity,
+        bytes: Option<u64>,
     },
     /// Removes the data of a released local volume, then the object.
     Reclaim {
@@ -261,11 +263,13 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// A local volume has no size of its own: its capacity follows the claim, where the class allows that.
+    /// The capacity follows the claim, where the class allows that: a local volume has no size of its own, and a
+    /// FlexVolume driver is called by the nodes.
     fn expand(&mut self, claim: &PersistentVolumeClaim, volume: &Arc<PersistentVolume>) {
-        if volume_claims::requested_bytes(claim) <= volume_claims::capacity_bytes(volume)
-            || annotation(&**volume, PROVISIONED_BY) != Some(LOCAL_PROVISIONER)
-        {
+        let wanted = volume_claims::requested_bytes(claim);
+        let is_local = annotation(&**volume, PROVISIONED_BY) == Some(LOCAL_PROVISIONER);
+        let is_flex = volume.spec.as_ref().is_some_and(|spec| spec.flex_volume.is_some());
+        if wanted <= volume_claims::capacity_bytes(volume) || !(is_local || is_flex) {
             return;
         }
         let class = self.state.classes.get(class_of_claim(claim));
@@ -273,7 +277,8 @@ impl<'a> Pass<'a> {
         let resources = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref());
         let size = resources.and_then(|resources| resources.requests.as_ref()?.get("storage").cloned());
         if let Some(size) = size.filter(|_| allowed) {
-            self.steps.push(Step::Expand { volume: volume.clone(), size });
+            let bytes = Some(wanted).filter(|_| is_flex);
+            self.steps.push(Step::Expand { volume: volume.clone(), size, bytes });
         }
     }
 

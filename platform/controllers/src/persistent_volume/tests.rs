@@ -89,7 +89,7 @@ fn short(step: &Step) -> String {
         Step::Provision { claim, class } => format!("provision {} {}", name(claim), name(class)),
         Step::AskProvisioner { claim, provisioner } => format!("ask {provisioner} {}", name(claim)),
         Step::RejectNode { claim, node } => format!("reject {node} {}", name(claim)),
-        Step::Expand { volume, size } => format!("expand {} {}", name(volume), size.0),
+        Step::Expand { volume, size, .. } => format!("expand {} {}", name(volume), size.0),
         Step::Reclaim { volume } => format!("reclaim {}", name(volume)),
         Step::UnprotectClaim { claim } => format!("unprotect {}", name(claim)),
         Step::UnprotectVolume { volume } => format!("unprotect {}", name(volume)),
@@ -244,6 +244,21 @@ fn a_local_volume_grows_with_its_claim() {
     assert_eq!(state().claim("c", both(bound("v"), more.clone())).volume("v", shown).steps(), ["bound c v"]);
     let foreign = both(claim_ref("c"), phase("Bound"));
     assert_eq!(state().claim("c", both(bound("v"), more)).volume("v", foreign).steps(), [""; 0]);
+}
+
+/// The nodes call the driver of a FlexVolume; volumes of other types without a driver keep their size.
+#[test]
+fn a_flex_volume_is_expanded_by_the_nodes_if_its_class_allows_it() {
+    let flex = json!({"spec": {"hostPath": null, "flexVolume": {"driver": "vendor/disk"}}});
+    let more = json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}});
+    let volume = both(both(claim_ref("c"), phase("Bound")), flex);
+    let state = state().claim("c", both(bound("v"), more)).volume("v", volume);
+    let steps = plan(&state);
+    let [Step::Expand { bytes, size, .. }] = steps.as_slice() else { panic!("{steps:?}") };
+    assert_eq!((*bytes, size.0.as_str()), (Some(2 << 30), "2Gi"));
+    let mut fixed = state;
+    fixed.classes.values_mut().for_each(|class| Arc::make_mut(class).allow_volume_expansion = None);
+    assert_eq!(fixed.steps(), [""; 0]);
 }
 
 #[test]

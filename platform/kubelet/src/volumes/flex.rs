@@ -9,7 +9,8 @@
 //! Mounting calls `init`, then for drivers that attach `attach`, `waitforattach`, `mountdevice`, and `mount`. Removal
 //! follows the journal: `unmount`, and after the last pod of the node `unmountdevice` and `detach`. A crash at any
 //! point leaves a journal, according to which the pod's removal calls the driver. Calls may be repeated: the protocol
-//! requires drivers to be idempotent. (Behaviour: upstream `pkg/volume/flexvolume`.)
+//! requires drivers to be idempotent. A PersistentVolume whose claim asked for more is expanded by `expandvolume` and
+//! `expandfs`, also while pods use it. (Behaviour: upstream `pkg/volume/flexvolume`.)
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,12 +23,15 @@ use std::{
 use mayfly_api::{
     env::EnvSources,
     k8s::api::core::v1::{Pod, Secret, Volume},
+    volume_claims::{capacity_bytes, node_expansion},
 };
 use mayfly_flexvolume::{CALL_TIMEOUT, CallOptions, DriverCapabilities, FlexDriver, FlexError, program_of};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{VolumeSources, fs_group, is_mount_point, journal, path_locks::PathLocks};
+use super::{
+    VolumeSources, fs_group, is_mount_point, journal, path_locks::PathLocks, statistics::file_system,
+};
 
 const KIND: &str = "flex";
 /// The folder of mounted devices, beside the folders of pods.
@@ -56,6 +60,10 @@ pub(super) struct FlexSource {
     pub(super) read_only: bool,
     pub(super) options: BTreeMap<String, String>,
     pub(super) secret: Option<Arc<Secret>>,
+    /// The size to expand the volume to, in bytes; 0: none.
+    pub(super) expand_to: u64,
+    /// In bytes; 0: unknown.
+    pub(super) capacity: u64,
 }
 
 impl FlexSource {
@@ -80,6 +88,8 @@ impl FlexSource {
                 read_only: source.read_only.unwrap_or(false),
                 options: source.options.clone().unwrap_or_default(),
                 secret: secret.transpose()?,
+                expand_to: 0,
+                capacity: 0,
             }));
         }
         let Some(claimed) = sources.claimed.get(&volume.name) else { return Ok(None) };
@@ -98,6 +108,8 @@ impl FlexSource {
             read_only: claimed.read_only || source.read_only.unwrap_or(false),
             options: source.options.clone().unwrap_or_default(),
             secret: secret.transpose()?,
+            expand_to: node_expansion(&claimed.volume).unwrap_or(0),
+            capacity: capacity_bytes(&claimed.volume),
         }))
     }
 }
@@ -114,6 +126,9 @@ struct FlexRecord {
     /// leave a mounted volume that the pod cannot use yet.
     #[serde(default)]
     is_ready: bool,
+    /// The size of the volume when it was mounted, or to which the driver has expanded it since, in bytes; 0: unknown.
+    #[serde(default)]
+    bytes: u64,
 }
 
 impl FlexDrivers {
@@ -175,6 +190,7 @@ impl FlexDrivers {
                     target: target.clone(),
                     device_mount,
                     is_ready: false,
+                    bytes: if source.expand_to == 0 { source.capacity } else { 0 },
                 };
                 fs::create_dir_all(&target).map_err(node_error)?;
                 journal::write(&journal, &record).map_err(node_error)?;
@@ -185,9 +201,55 @@ impl FlexDrivers {
         if capabilities.fs_group && !source.read_only {
             super::persistent::give_to_group(pod, &target).map_err(FlexError::Node)?;
         }
+        match self.expand(&driver, source, &mut record).await {
+            Err(error @ FlexError::NotSupported { .. }) => {
+                tracing::warn!(%error, volume = source.name, "a volume is used with its former size");
+            }
+            expanded => expanded?,
+        }
         record.is_ready = true;
         journal::write(&journal, &record).map_err(node_error)?;
         Ok(target)
+    }
+
+    /// Lets the driver expand the volume, if that was requested and is not done yet.
+    async fn expand(
+        &self,
+        driver: &FlexDriver,
+        source: &FlexSource,
+        record: &mut FlexRecord,
+    ) -> Result<(), FlexError> {
+        if source.read_only || source.expand_to <= record.bytes {
+            return Ok(());
+        }
+        let path =
+            record.device_mount.as_deref().filter(|path| is_mount_point(path)).unwrap_or(&record.target);
+        let old_bytes = match record.bytes {
+            0 => file_system(path).map_err(FlexError::Node)?.bytes.total.min(source.expand_to),
+            known => known,
+        };
+        let _one = self.devices.lock(path).await;
+        driver.expand(path, source.expand_to, old_bytes, &options(source, None)?).await?;
+        record.bytes = source.expand_to;
+        Ok(())
+    }
+
+    /// Expands a mounted volume of a running pod.
+    pub(super) async fn refresh(
+        &self,
+        root: &Path,
+        uid: &str,
+        volume: &str,
+        source: &FlexSource,
+    ) -> Result<(), FlexError> {
+        let journal = journal::path(&root.join(uid), KIND, volume);
+        let record = journal::read::<FlexRecord>(&journal);
+        let Some(mut record) = record.filter(|record| record.is_ready && source.expand_to > record.bytes)
+        else {
+            return Ok(());
+        };
+        self.expand(&*self.driver(&source.driver)?, source, &mut record).await?;
+        journal::write(&journal, &record).map_err(node_error)
     }
 
     /// Calls the driver until the volume is mounted at its target.

@@ -28,12 +28,15 @@ attach) echo '{"status": "Success", "device": "/dev/one"}' ;;
 waitforattach) [ "$2" = /dev/one ] && echo '{"status": "Success", "device": "/dev/two"}' ;;
 mountdevice) [ "$3" = /dev/two ] && mount -t tmpfs flex "$2" && echo kept > "$2/data" && success ;;
 mount) $MOUNT ;;
+expandvolume | expandfs) $EXPAND ;;
 unmount | unmountdevice) umount "$2" && success ;;
 detach) success ;;
 *) echo '{"status": "Not supported"}'; exit 1 ;;
 esac
 "#;
 const MOUNT_TMPFS: &str = "mount -t tmpfs flex \"$2\" && echo \"$3\" > \"$2/options\" && success";
+/// Keeps the arguments of the expansion, and does it.
+const EXPAND: &str = "echo \"$@\" >> \"$folder/expansions\" && success";
 const NOT_SUPPORTED: &str = "echo '{\"status\": \"Not supported\"}'; exit 1";
 
 struct Node {
@@ -74,7 +77,10 @@ impl Node {
     fn install(&self, attach: bool, mount: &str) {
         let folder = self.driver();
         fs::create_dir_all(&folder).unwrap();
-        let script = DRIVER.replace("$ATTACH", &attach.to_string()).replace("$MOUNT", mount);
+        let script = DRIVER
+            .replace("$ATTACH", &attach.to_string())
+            .replace("$MOUNT", mount)
+            .replace("$EXPAND", EXPAND);
         let new = folder.join(".disk");
         fs::write(&new, script).unwrap();
         fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
@@ -112,6 +118,11 @@ impl Node {
         mounted.map_err(|error| error.to_string())
     }
 
+    async fn expand(&self, uid: &str, source: &FlexSource) -> Result<(), String> {
+        let expanded = self.drivers.refresh(&self.root(), uid, "data", source).await;
+        expanded.map_err(|error| error.to_string())
+    }
+
     async fn unmount(&self, uid: &str) -> Result<(), String> {
         self.drivers.unmount_all(&self.root(), uid).await.map_err(|error| error.to_string())
     }
@@ -142,6 +153,8 @@ fn source(secret: Option<Value>) -> FlexSource {
         fs_type: Some("ext4".into()),
         read_only: false,
         options: [("size".to_owned(), "1Gi".to_owned())].into(),
+        expand_to: 0,
+        capacity: 100,
         secret: secret.map(|secret| {
             serde_json::from_value::<mayfly_api::k8s::api::core::v1::Secret>(secret).unwrap().into()
         }),
@@ -375,4 +388,58 @@ async fn a_driver_that_hangs_is_ended_with_what_it_started() {
         tokio::task::yield_now().await;
     }
     assert!(is_ended(&stat()), "{}", stat());
+}
+
+/// The device of a running pod is expanded once, with the size that it had; a pod that comes later, and one that failed,
+/// are not forgotten.
+#[tokio::test]
+async fn a_volume_is_expanded_while_its_pods_run() {
+    let Some(mut node) = Node::new("a_volume_is_expanded_while_its_pods_run", true, NOT_SUPPORTED) else {
+        return;
+    };
+    node.mount("u1", &source(None)).await.unwrap();
+    node.calls();
+    let larger = FlexSource { expand_to: 200, capacity: 200, ..source(None) };
+    node.fault("expandfs", FAILURE);
+    let error = node.expand("u1", &larger).await.unwrap_err();
+    assert!(error.contains("vendor/disk expandfs failed: no disk"), "{error}");
+    node.heal("expandfs");
+    node.restart();
+    node.expand("u1", &larger).await.unwrap();
+    node.expand("u1", &larger).await.unwrap();
+    assert_eq!(node.calls(), "expandvolume expandfs init expandvolume expandfs");
+    let device = node.root().join(".flex/vendor~disk/pv1");
+    let (device, given) = (device.display(), content(&node.driver(), "expansions"));
+    let lines: Vec<_> = given.lines().collect();
+    let options = lines[0].split(' ').nth(1).unwrap();
+    assert!(options.contains("\"size\":\"1Gi\"") && !options.contains("pod.name"), "{options}");
+    assert_eq!(lines[0], format!("expandvolume {options} {device} 200 100"));
+    assert_eq!(lines.last(), Some(&format!("expandfs {options} flex {device} 200 100").as_str()));
+    // A pod that comes after the expansion, whose node may not have expanded the volume.
+    node.mount("u2", &larger).await.unwrap();
+    assert_eq!(node.calls(), "mount expandvolume expandfs");
+    let read_only = FlexSource { read_only: true, expand_to: 300, ..source(None) };
+    node.expand("u2", &read_only).await.unwrap();
+    assert_eq!(node.calls(), "", "a reader does not expand");
+    for pod in ["u1", "u2"] {
+        node.unmount(pod).await.unwrap();
+    }
+    assert!(node.is_clean("u2"));
+}
+
+/// A driver without the calls: the pod runs with the former size.
+#[tokio::test]
+async fn a_volume_that_its_driver_cannot_expand_is_used_as_it_is() {
+    let test = "a_volume_that_its_driver_cannot_expand_is_used_as_it_is";
+    let Some(node) = Node::new(test, false, MOUNT_TMPFS) else { return };
+    for call in ["expandvolume", "expandfs"] {
+        node.fault(call, NOT_SUPPORTED);
+    }
+    let larger = FlexSource { expand_to: 200, ..source(None) };
+    let path = node.mount("u1", &larger).await.unwrap();
+    assert!(is_mount_point(&path));
+    let error = node.expand("u1", &larger).await.map(|()| String::new()).unwrap_or_else(|error| error);
+    assert_eq!(error, "vendor/disk expandvolume is not supported by the driver");
+    node.unmount("u1").await.unwrap();
+    assert!(node.is_clean("u1"));
 }

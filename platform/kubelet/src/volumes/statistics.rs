@@ -106,7 +106,7 @@ impl Volumes {
 }
 
 /// The statistics of the file system that a path is on. Blocks.
-fn file_system(path: &Path) -> Result<VolumeStatistics, String> {
+pub(super) fn file_system(path: &Path) -> Result<VolumeStatistics, String> {
     let found = rustix::fs::statvfs(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     Ok(VolumeStatistics {

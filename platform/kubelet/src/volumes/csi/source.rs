@@ -11,7 +11,7 @@ use mayfly_api::{
         core::v1::{Pod, Secret, SecretReference, Volume},
         storage::v1::CSIDriver,
     },
-    volume_claims::{ANNOTATION_NODE_EXPANSION, capacity_bytes},
+    volume_claims::{capacity_bytes, node_expansion},
 };
 use mayfly_csi::{
     capability, names,
@@ -82,8 +82,6 @@ impl CsiSource {
             let text = |value: &Option<String>| value.clone().unwrap_or_default();
             reference.as_ref().map(|one| secret(&text(&one.namespace), &text(&one.name))).transpose()
         };
-        let annotations = claimed.volume.metadata.annotations.as_ref();
-        let expand_to = annotations.and_then(|all| all.get(ANNOTATION_NODE_EXPANSION)?.parse().ok());
         let block = spec.volume_mode.as_deref() == Some("Block");
         let fs_type = source.fs_type.clone().unwrap_or_default();
         let modes = spec.access_modes.clone().unwrap_or_default();
@@ -100,7 +98,7 @@ impl CsiSource {
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             stage_secret: find(&source.node_stage_secret_ref)?,
             publish_secret: find(&source.node_publish_secret_ref)?,
-            expand_to: expand_to.unwrap_or(0),
+            expand_to: node_expansion(&claimed.volume).unwrap_or(0),
             capacity: capacity_bytes(&claimed.volume),
         }))
     }
