@@ -48,7 +48,7 @@ nvml_functions! {
         if number >= INSTANCES_MAX {
             return INVALID_ARGUMENT;
         }
-        let Some(found) = sim.instances(index).nth(number as usize) else { return NOT_FOUND };
+        let Some(found) = sim.numbered_instances(index).nth(number as usize).flatten() else { return NOT_FOUND };
         check!(device(found + 1));
         out!(instance, found + 1);
         SUCCESS

@@ -110,7 +110,8 @@ impl LimitInspector {
     fn read_times(&self, shares: &ContainerShares, shared: &BTreeSet<String>) -> Vec<ContainerTime> {
         let owners = ProcessOwners::new(&self.config.proc, shares.keys().cloned());
         let mut reading = Vec::new();
-        for gpu in self.source.gpus().iter().filter(|gpu| shared.contains(&gpu.uuid)) {
+        let gpus = self.source.gpus();
+        for gpu in gpus.iter().filter(|gpu| shared.contains(&gpu.uuid)) {
             // Not all models and drivers report it.
             let Ok(processes) = self.source.process_utilization(gpu) else { continue };
             let mut used: BTreeMap<ContainerOfPod, u32> = BTreeMap::new();
@@ -144,7 +145,8 @@ impl LimitInspector {
     ) -> MemoryReading {
         let mut reading = MemoryReading::default();
         let owners = ProcessOwners::new(&self.config.proc, shares.keys().cloned());
-        for gpu in self.source.gpus().iter().filter(|gpu| shared.contains(&gpu.uuid)) {
+        let gpus = self.source.gpus();
+        for gpu in gpus.iter().filter(|gpu| shared.contains(&gpu.uuid)) {
             let uuid = &gpu.uuid;
             let processes = match self.source.processes(gpu) {
                 Ok(processes) => processes,

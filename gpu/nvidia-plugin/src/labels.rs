@@ -46,7 +46,7 @@ pub fn of_node(source: Option<&GpuSource>) -> BTreeMap<String, Option<String>> {
     if let Some(source) = source {
         let versions = source.versions().ok();
         let versions = versions.as_ref().map(|(driver, cuda)| (driver.as_str(), *cuda));
-        let described = describe(source.gpus(), source.mig_strategy(), versions);
+        let described = describe(&source.gpus(), source.mig_strategy(), versions);
         labels.extend(described.into_iter().map(|(name, value)| (name, Some(value))));
     }
     labels

@@ -26,7 +26,7 @@ struct Borrower {
 
 /// Balances until `stop`. Sleeps while no container has a GPU.
 pub(crate) async fn run(
-    gpus: &[Gpu],
+    gpus: &watch::Receiver<Arc<Vec<Gpu>>>,
     limits: &Path,
     mut allocations: watch::Receiver<Arc<Vec<DeviceAllocation>>>,
     stop: &CancellationToken,
@@ -35,7 +35,8 @@ pub(crate) async fn run(
     loop {
         let current = allocations.borrow_and_update().clone();
         follow(limits, &current, &mut borrowers);
-        balance(gpus, &mut borrowers);
+        let gpus_now = gpus.borrow().clone();
+        balance(&gpus_now, &mut borrowers);
         tokio::select! {
             () = stop.cancelled() => return,
             // A container's file is written after its allocation is known, so missing files are looked for again.

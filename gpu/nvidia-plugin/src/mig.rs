@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use nvml_wrapper::{Device, error::NvmlError, struct_wrappers::device::DeviceAttributes};
+use nvml_wrapper::{Device, Nvml, error::NvmlError, struct_wrappers::device::DeviceAttributes};
 
 use crate::{Gpu, RESOURCE_GPU, instance_calls::InstanceCalls};
 
@@ -65,6 +65,52 @@ impl MigInstance {
         gpu_instance.is_none_or(|number| number == self.gpu_instance)
             && compute_instance.is_none_or(|number| number == self.compute_instance)
     }
+}
+
+/// `NVML_DEVICE_MIG_ENABLE`.
+pub(crate) const ENABLED: u32 = 1;
+
+/// The UUIDs of a GPU's instances; `Whole` outside MIG mode, `Unknown` if it does not respond.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum GpuDivision {
+    Whole,
+    Instances(Vec<String>),
+    Unknown,
+}
+
+/// How each GPU is divided, by its index: few calls, so that changes are noticed soon.
+///
+/// # Errors
+/// The driver does not answer.
+pub(crate) fn division(nvml: &Nvml) -> Result<Vec<GpuDivision>, NvmlError> {
+    let of = |index| {
+        let device = nvml.device_by_index(index)?;
+        match device.mig_mode() {
+            Ok(mode) if mode.current == ENABLED => {}
+            Err(error) if crate::source::is_lost(&error) => return Err(error),
+            // An error means that this model has no MIG mode.
+            _ => return Ok(GpuDivision::Whole),
+        }
+        let mut found = Vec::new();
+        for number in 0..device.mig_device_count()? {
+            match device.mig_device_by_index(number) {
+                Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
+                instance => found.push(instance?.uuid()?),
+            }
+        }
+        Ok(GpuDivision::Instances(found))
+    };
+    Ok((0..nvml.device_count()?).map(|index| of(index).unwrap_or(GpuDivision::Unknown)).collect())
+}
+
+/// A reading in which a GPU that does not respond is as it was `known`: health is decided elsewhere.
+pub(crate) fn kept(read: Vec<GpuDivision>, known: &[GpuDivision]) -> Vec<GpuDivision> {
+    let known = known.iter().cloned().map(Some).chain(std::iter::repeat(None));
+    let merged = read.into_iter().zip(known).map(|pair| match pair {
+        (GpuDivision::Unknown, Some(known)) => known,
+        (read, _) => read,
+    });
+    merged.collect()
 }
 
 /// The instances of a GPU in MIG mode, in the driver's order. One that cannot be read is omitted.
@@ -150,6 +196,12 @@ fn capabilities(minors: &str, gpu: Option<u32>, gpu_instance: u32, compute_insta
     let lines = minors.lines().filter_map(|line| line.trim().split_once(' '));
     let own = lines.filter(|(name, _)| *name == whole || *name == part);
     own.filter_map(|(_, number)| number.trim().parse().ok()).collect()
+}
+
+/// A device with the resource that it has before a strategy is applied.
+pub(crate) fn with_own_resource(gpu: Gpu) -> Gpu {
+    let resource = gpu.mig.as_ref().map_or_else(|| RESOURCE_GPU.to_owned(), MigInstance::resource);
+    Gpu { resource, ..gpu }
 }
 
 /// The whole GPUs and instances of a node that a strategy offers, with their resources. `undivided`: the GPUs in MIG mode

@@ -80,7 +80,8 @@ impl GpuMeter {
 
     /// The busy time of a device since the first reading; of one that does not respond, until the last reading.
     fn busy_ns(&self, uuid: &str) -> u64 {
-        let gpu = self.source.gpus().iter().find(|gpu| gpu.uuid == uuid);
+        let gpus = self.source.gpus();
+        let gpu = gpus.iter().find(|gpu| gpu.uuid == uuid);
         let read = gpu.and_then(|gpu| self.source.figures_of(gpu).ok());
         read.map_or_else(|| self.source.busy_ns(uuid), |figures| figures.busy_ns)
     }

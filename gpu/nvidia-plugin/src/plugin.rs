@@ -25,7 +25,7 @@ use mayfly_devices::{
 use mayfly_gpu_proto::DeviceLimit;
 use mayfly_runtime::DeviceAllocation;
 use parking_lot::Mutex;
-use tokio::{net::UnixListener, sync::watch};
+use tokio::{net::UnixListener, sync::watch, task::JoinSet};
 use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
@@ -69,6 +69,7 @@ type Allocations = watch::Receiver<Arc<Vec<DeviceAllocation>>>;
 /// The plugin, bound to its sockets and not yet registered.
 pub struct NvidiaPlugin {
     shared: Arc<Shared>,
+    /// The resources of the devices at the start.
     sockets: Vec<(OfferedResource, UnixListener)>,
     gpus: watch::Sender<Arc<Vec<Gpu>>>,
     published: watch::Sender<NodeAnnotations>,
@@ -104,9 +105,9 @@ impl NvidiaPlugin {
             let listener = serve::bind(&config.sockets.join(offered.socket()))?;
             Ok((offered, listener))
         };
-        let resources = OfferedResource::all(config.source.gpus());
+        let resources = OfferedResource::all(&config.source.gpus());
         let sockets = resources.into_iter().map(bind).collect::<io::Result<_>>()?;
-        let (sender, gpus) = watch::channel(Arc::new(config.source.gpus().to_vec()));
+        let (sender, gpus) = watch::channel(config.source.gpus());
         let limits_lock = Mutex::default();
         let shared = Shared { config, allocations, gpus, busy_since: BusySince::default(), limits_lock };
         let published = watch::Sender::new(shared.published());
@@ -152,23 +153,60 @@ impl NvidiaPlugin {
         .start();
         let records = HealthRecords::new(shared.config.quarantine);
         HealthWatcher { source: shared.config.source.clone(), records, gpus, stop: stop.clone() }.start();
-        let served = sockets.into_iter().map(|(offered, listener)| {
-            let resource = GpuResource { offered: offered.clone(), shared: shared.clone() };
-            let service = DevicePluginServer::new(resource);
-            let (shared, stop) = (shared.clone(), stop.clone());
-            async move {
-                let register = shared.register(&offered, &stop);
-                tokio::join!(serve::serve(listener, service, stop.clone()), register);
-            }
-        });
-        let PluginConfig { source, limits, .. } = &shared.config;
-        let lending = lending::run(source.gpus(), limits, shared.allocations.clone(), &stop);
+        let lending = lending::run(&shared.gpus, &shared.config.limits, shared.allocations.clone(), &stop);
         let publish = shared.publish(&published, &stop);
-        tokio::join!(futures::future::join_all(served), shared.sweep(&stop), lending, publish);
+        tokio::join!(shared.serve(sockets, &stop), shared.sweep(&stop), lending, publish);
     }
 }
 
 impl Shared {
+    /// Serves and registers the resources, and those of devices that appear later, until `stop`. A resource whose devices
+    /// are gone stays, without devices.
+    async fn serve(
+        self: &Arc<Self>,
+        sockets: Vec<(OfferedResource, UnixListener)>,
+        stop: &CancellationToken,
+    ) {
+        let mut known: Vec<OfferedResource> = sockets.iter().map(|(offered, _)| offered.clone()).collect();
+        let mut served = JoinSet::new();
+        for (offered, listener) in sockets {
+            served.spawn(self.clone().serve_one(offered, listener, stop.clone()));
+        }
+        let mut gpus = self.gpus.clone();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                changed = gpus.changed() => if changed.is_err() { break },
+            }
+            let new = OfferedResource::all(&gpus.borrow_and_update());
+            for offered in new.into_iter().filter(|one| !known.contains(one)).collect::<Vec<_>>() {
+                match serve::bind(&self.config.sockets.join(offered.socket())) {
+                    Ok(listener) => {
+                        known.push(offered.clone());
+                        served.spawn(self.clone().serve_one(offered, listener, stop.clone()));
+                    }
+                    // Tried again at the next change.
+                    Err(error) => {
+                        tracing::error!(resource = offered.name(), %error, "cannot bind its socket")
+                    }
+                }
+            }
+        }
+        stop.cancelled().await;
+        while served.join_next().await.is_some() {}
+    }
+
+    async fn serve_one(
+        self: Arc<Self>,
+        offered: OfferedResource,
+        listener: UnixListener,
+        stop: CancellationToken,
+    ) {
+        let resource = GpuResource { offered: offered.clone(), shared: self.clone() };
+        let register = self.register(&offered, &stop);
+        tokio::join!(serve::serve(listener, DevicePluginServer::new(resource), stop.clone()), register);
+    }
+
     async fn register(&self, offered: &OfferedResource, stop: &CancellationToken) {
         let socket = self.config.sockets.join(KUBELET_SOCKET);
         loop {
@@ -287,8 +325,8 @@ impl Shared {
     }
 
     fn response(&self, gpus: &[String], limits: Option<&Path>) -> Result<ContainerAllocateResponse, Status> {
-        let known = self.config.source.gpus().iter();
-        let gpus: Vec<&Gpu> = known.filter(|gpu| gpus.contains(&gpu.uuid)).collect();
+        let known = self.config.source.gpus();
+        let gpus: Vec<&Gpu> = known.iter().filter(|gpu| gpus.contains(&gpu.uuid)).collect();
         let response = grant::response(&self.config.libraries, &gpus, limits);
         response.map_err(|error| Status::failed_precondition(error.to_string()))
     }

@@ -3,7 +3,13 @@
 //!
 //! Calls block, and a broken device may make them slow: callers that must not wait use a separate thread.
 
-use std::{collections::BTreeMap, ffi::OsStr, fmt, fs, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fmt, fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use mayfly_api::gpu_placement::LinkMatrix;
 use mayfly_gpu_proto::{NVML_SONAME, process::monotonic_ns};
@@ -17,7 +23,11 @@ use nvml_wrapper::{
 use parking_lot::Mutex;
 
 use crate::{
-    Gpu, MigStrategy, RESOURCE_GPU, instance_calls::InstanceCalls, mig, topology, usage::DeviceFigures,
+    Gpu, MigStrategy, RESOURCE_GPU,
+    instance_calls::InstanceCalls,
+    mig::{self, GpuDivision},
+    topology,
+    usage::DeviceFigures,
 };
 
 /// The NVML library, and its devices.
@@ -26,10 +36,21 @@ pub struct GpuSource {
     nvml: Arc<Nvml>,
     calls: Arc<InstanceCalls>,
     strategy: MigStrategy,
-    gpus: Arc<Vec<Gpu>>,
+    /// The root of the host's files.
+    root: Arc<PathBuf>,
+    /// The links that replace those of the driver.
+    links: Option<Arc<LinkMatrix>>,
+    inventory: Arc<Mutex<Inventory>>,
     busy: Arc<Mutex<BTreeMap<String, BusyTime>>>,
     /// The time of the last sample of processes' utilization that was read, by UUID, in µs of the driver's clock.
     sampled_us: Arc<Mutex<BTreeMap<String, u64>>>,
+}
+
+/// The devices that were found last.
+#[derive(Debug)]
+struct Inventory {
+    gpus: Arc<Vec<Gpu>>,
+    division: Vec<GpuDivision>,
 }
 
 /// The accumulated busy time of a device. NVML only reports the current utilization, in percent.
@@ -64,7 +85,7 @@ pub enum SourceError {
 
 impl fmt::Debug for GpuSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GpuSource").field("gpus", &self.gpus).finish_non_exhaustive()
+        f.debug_struct("GpuSource").field("gpus", &self.gpus()).finish_non_exhaustive()
     }
 }
 
@@ -87,17 +108,22 @@ impl GpuSource {
         };
         let no_driver = |source| SourceError::NoDriver { library: library.clone(), source };
         let calls = InstanceCalls::load(path).map_err(no_driver)?;
-        let (gpus, undivided) = inventory(&nvml, &calls, root).map_err(no_driver)?;
-        let mut gpus = mig::offered(gpus, undivided, strategy);
+        let division = mig::division(&nvml).map_err(no_driver)?;
+        let gpus = offered(&nvml, &calls, root, strategy, |_| None).map_err(no_driver)?;
         if gpus.is_empty() {
             return Err(SourceError::NoGpus(library));
         }
-        let links = topology::links(&nvml, &gpus);
-        for (gpu, links) in gpus.iter_mut().zip(links) {
-            gpu.links = links;
-        }
-        let (nvml, calls, gpus) = (Arc::new(nvml), Arc::new(calls), Arc::new(gpus));
-        Ok(Self { nvml, calls, strategy, gpus, busy: Arc::default(), sampled_us: Arc::default() })
+        let inventory = Arc::new(Mutex::new(Inventory { gpus: Arc::new(gpus), division }));
+        Ok(Self {
+            nvml: Arc::new(nvml),
+            calls: Arc::new(calls),
+            strategy,
+            root: Arc::new(root.to_owned()),
+            links: None,
+            inventory,
+            busy: Arc::default(),
+            sampled_us: Arc::default(),
+        })
     }
 
     /// Replaces the links between the devices that the driver reports.
@@ -105,17 +131,52 @@ impl GpuSource {
     /// # Errors
     /// The matrix does not contain a device.
     pub fn with_links(mut self, matrix: &LinkMatrix) -> Result<Self, SourceError> {
-        let mut gpus = self.gpus.to_vec();
-        for gpu in gpus.iter_mut().filter(|gpu| gpu.mig.is_none()) {
-            gpu.links = matrix.get(&gpu.index).ok_or(SourceError::NoLinks(gpu.index))?.clone();
+        let (known, division) = {
+            let inventory = self.inventory.lock();
+            (inventory.gpus.clone(), inventory.division.clone())
+        };
+        if let Some(gpu) = known.iter().find(|gpu| gpu.mig.is_none() && !matrix.contains_key(&gpu.index)) {
+            return Err(SourceError::NoLinks(gpu.index));
         }
-        self.gpus = Arc::new(gpus);
+        let gpus = Arc::new(replace_links(known.to_vec(), matrix));
+        self.inventory = Arc::new(Mutex::new(Inventory { gpus, division }));
+        self.links = Some(Arc::new(matrix.clone()));
         Ok(self)
     }
 
-    /// The devices at the start, in the driver's order: GPUs, then the instances of those in MIG mode.
-    pub fn gpus(&self) -> &[Gpu] {
-        &self.gpus
+    /// The devices, in the driver's order: GPUs, then the instances of those in MIG mode. Copies of a source
+    /// have the same.
+    pub fn gpus(&self) -> Arc<Vec<Gpu>> {
+        self.inventory.lock().gpus.clone()
+    }
+
+    /// Reads the devices again if a GPU was divided or its instances were changed since the last reading. Returns whether
+    /// the devices changed. A GPU that does not respond keeps its devices.
+    ///
+    /// # Errors
+    /// The driver does not answer.
+    pub(crate) fn refresh(&self) -> Result<bool, NvmlError> {
+        let read = mig::division(&self.nvml)?;
+        let (known, gpus) = {
+            let inventory = self.inventory.lock();
+            (inventory.division.clone(), inventory.gpus.clone())
+        };
+        let division = mig::kept(read.clone(), &known);
+        if division == known {
+            return Ok(false);
+        }
+        let silent = |index: u32| {
+            let at = usize::try_from(index).ok()?;
+            let is_silent = read.get(at) == Some(&GpuDivision::Unknown) && at < known.len();
+            is_silent.then(|| gpus.iter().filter(|gpu| gpu.index == index).cloned().collect())
+        };
+        let gpus = offered(&self.nvml, &self.calls, &self.root, self.strategy, silent)?;
+        let gpus = match &self.links {
+            Some(matrix) => replace_links(gpus, matrix),
+            None => gpus,
+        };
+        *self.inventory.lock() = Inventory { gpus: Arc::new(gpus), division };
+        Ok(true)
     }
 
     pub fn mig_strategy(&self) -> MigStrategy {
@@ -137,7 +198,7 @@ impl GpuSource {
     /// first call, so calls must follow one another within seconds.
     pub fn figures(&self) -> BTreeMap<String, DeviceFigures> {
         let of = |gpu: &Gpu| Some((gpu.uuid.clone(), self.figures_of(gpu).ok()?));
-        self.gpus.iter().filter_map(of).collect()
+        self.gpus().iter().filter_map(of).collect()
     }
 
     pub(crate) fn figures_of(&self, gpu: &Gpu) -> Result<DeviceFigures, NvmlError> {
@@ -227,11 +288,14 @@ impl GpuSource {
     }
 
     /// Looks the device up by index, which is stable while the library is loaded. A search by UUID fails if any GPU is
-    /// lost.
+    /// lost. The number of an instance may have been given to another one.
     fn device(&self, gpu: &Gpu) -> Result<Device<'_>, NvmlError> {
         let device = self.nvml.device_by_index(gpu.index)?;
         match &gpu.mig {
-            Some(mig) => device.mig_device_by_index(mig.number),
+            Some(mig) => {
+                let instance = device.mig_device_by_index(mig.number)?;
+                if instance.uuid()? == gpu.uuid { Ok(instance) } else { Err(NvmlError::NotFound) }
+            }
             None => Ok(device),
         }
     }
@@ -250,8 +314,38 @@ pub(crate) fn is_lost(error: &NvmlError) -> bool {
     matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired)
 }
 
+/// The devices that a strategy offers, with their links. `silent`: the known devices of a GPU that does not respond.
+fn offered(
+    nvml: &Nvml,
+    calls: &InstanceCalls,
+    root: &Path,
+    strategy: MigStrategy,
+    silent: impl Fn(u32) -> Option<Vec<Gpu>>,
+) -> Result<Vec<Gpu>, NvmlError> {
+    let (gpus, undivided) = inventory(nvml, calls, root, silent)?;
+    let mut gpus = mig::offered(gpus, undivided, strategy);
+    let links = topology::links(nvml, &gpus);
+    for (gpu, links) in gpus.iter_mut().zip(links) {
+        gpu.links = links;
+    }
+    Ok(gpus)
+}
+
+/// The GPUs with the links of a matrix; one that is not in it has none.
+fn replace_links(mut gpus: Vec<Gpu>, matrix: &LinkMatrix) -> Vec<Gpu> {
+    for gpu in gpus.iter_mut().filter(|gpu| gpu.mig.is_none()) {
+        gpu.links = matrix.get(&gpu.index).cloned().unwrap_or_default();
+    }
+    gpus
+}
+
 /// The GPUs that are not in MIG mode and the instances of the others, and the number of GPUs in MIG mode without any.
-fn inventory(nvml: &Nvml, calls: &InstanceCalls, root: &Path) -> Result<(Vec<Gpu>, usize), NvmlError> {
+fn inventory(
+    nvml: &Nvml,
+    calls: &InstanceCalls,
+    root: &Path,
+    silent: impl Fn(u32) -> Option<Vec<Gpu>>,
+) -> Result<(Vec<Gpu>, usize), NvmlError> {
     let sysfs = root.join("sys/bus/pci/devices");
     let (mut gpus, mut undivided) = (Vec::new(), 0);
     let read = |index| {
@@ -263,6 +357,10 @@ fn inventory(nvml: &Nvml, calls: &InstanceCalls, root: &Path) -> Result<(Vec<Gpu
         }
     };
     for index in 0..nvml.device_count()? {
+        if let Some(known) = silent(index) {
+            gpus.extend(known.into_iter().map(mig::with_own_resource));
+            continue;
+        }
         // A broken device must not hide the others.
         match read(index) {
             Ok(found) if found.is_empty() => {
@@ -275,9 +373,6 @@ fn inventory(nvml: &Nvml, calls: &InstanceCalls, root: &Path) -> Result<(Vec<Gpu
     }
     Ok((gpus, undivided))
 }
-
-/// `NVML_DEVICE_MIG_ENABLE`.
-const MIG_ENABLED: u32 = 1;
 
 /// Describes a GPU, and whether it is in MIG mode.
 fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<(Gpu, bool), NvmlError> {
@@ -301,7 +396,7 @@ fn describe(device: &Device<'_>, index: u32, sysfs: &Path) -> Result<(Gpu, bool)
         fault: None,
         faults: 0,
     };
-    Ok((gpu, mig.is_some_and(|mode| mode.current == MIG_ENABLED)))
+    Ok((gpu, mig.is_some_and(|mode| mode.current == mig::ENABLED)))
 }
 
 /// Converts NVML's address, which starts with eight digits, to the kernel's form, such as `0000:01:00.0`.

@@ -43,7 +43,7 @@ impl HealthWatcher {
 
     fn run(mut self) {
         let (nvml, calls) = (self.source.nvml(), self.source.calls());
-        let events = match register(&nvml, self.source.gpus()) {
+        let events = match register(&nvml) {
             Ok(events) => Some(events),
             Err(error) => {
                 tracing::warn!(%error, "the driver reports no errors of GPUs; only lost GPUs are detected");
@@ -64,6 +64,7 @@ impl HealthWatcher {
                 look_at_ns = monotonic_ns() + EVERY.as_nanos().try_into().unwrap_or(0);
                 self.look();
                 self.test();
+                self.refresh();
             }
             self.publish();
         }
@@ -84,7 +85,8 @@ impl HealthWatcher {
             (Ok(uuid), Some(fault)) => {
                 let source = self.source.clone();
                 // An event of a GPU in MIG mode concerns one of its instances, or all.
-                let concerned = source.gpus().iter().filter(|gpu| match &gpu.mig {
+                let gpus = source.gpus();
+                let concerned = gpus.iter().filter(|gpu| match &gpu.mig {
                     Some(mig) => mig.parent == uuid && mig.is(event.gpu_instance, event.compute_instance),
                     None => gpu.uuid == uuid,
                 });
@@ -106,7 +108,7 @@ impl HealthWatcher {
     /// Detects GPUs that the driver has lost, and measures the utilization of the others.
     fn look(&mut self) {
         let source = self.source.clone();
-        for gpu in source.gpus() {
+        for gpu in source.gpus().iter() {
             let is_known = self.records.fault(&gpu.uuid).is_some();
             match source.figures_of(gpu) {
                 Err(error) if is_lost(&error) && !is_known => self.report(&gpu.uuid, GpuFault::Lost),
@@ -118,13 +120,26 @@ impl HealthWatcher {
     fn test(&mut self) {
         let source = self.source.clone();
         for uuid in self.records.due(monotonic_ns()) {
-            let Some(gpu) = source.gpus().iter().find(|gpu| gpu.uuid == uuid) else { continue };
+            let gpus = source.gpus();
+            let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid) else { continue };
             let result = source.self_test(gpu);
             match &result {
                 Ok(()) => tracing::info!(gpu = uuid, "a GPU passed its self-test and is offered again"),
                 Err(reason) => tracing::info!(gpu = uuid, reason, "a GPU did not pass its self-test"),
             }
             self.records.tested(&uuid, result.is_ok(), monotonic_ns());
+        }
+    }
+
+    /// Follows changes of MIG mode and of instances.
+    fn refresh(&self) {
+        match self.source.refresh() {
+            Ok(true) => {
+                let devices: Vec<_> = self.source.gpus().iter().map(Gpu::position).collect();
+                tracing::info!(?devices, "the MIG instances of the GPUs changed");
+            }
+            Ok(false) => {}
+            Err(error) => tracing::debug!(%error, "cannot read the MIG instances of the GPUs"),
         }
     }
 
@@ -147,12 +162,12 @@ impl HealthWatcher {
 
 /// Registers for the events of GPUs that report any; those of instances are the events of their GPU. NVML drops a set
 /// with which a GPU cannot be registered.
-fn register<'nvml>(nvml: &'nvml Nvml, gpus: &[Gpu]) -> Result<EventSet<'nvml>, NvmlError> {
+fn register(nvml: &Nvml) -> Result<EventSet<'_>, NvmlError> {
     let mut silent: BTreeSet<u32> = BTreeSet::new();
     loop {
         let set = nvml.create_event_set()?;
-        let spoken: BTreeSet<u32> = gpus.iter().map(|gpu| gpu.index).collect();
-        match register_all(nvml, spoken.difference(&silent).copied(), set) {
+        let spoken = (0..nvml.device_count()?).filter(|index| !silent.contains(index));
+        match register_all(nvml, spoken, set) {
             Ok(set) => return Ok(set),
             Err((index, error)) => {
                 tracing::warn!(index, ?error, "a GPU reports no errors; only its loss is detected");

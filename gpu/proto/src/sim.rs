@@ -102,7 +102,8 @@ pub struct SimDevice {
     gpu_instance: AtomicU32,
     compute_slices: AtomicU32,
     memory_slices: AtomicU32,
-    reserved: AtomicU32,
+    /// Of an instance: whether it was removed, for tests. It can be made again.
+    pub removed: AtomicU32,
 }
 
 /// The mapped state.
@@ -238,7 +239,14 @@ impl SimFile {
 
     /// The instances of a GPU, in the order of their numbers.
     pub fn instances(&self, gpu: usize) -> impl Iterator<Item = usize> + '_ {
-        (self.gpu_count()..self.device_count()).filter(move |index| self.parent(*index) == Some(gpu))
+        self.numbered_instances(gpu).flatten()
+    }
+
+    /// The instances of a GPU by their numbers; `None` for one that was removed.
+    pub fn numbered_instances(&self, gpu: usize) -> impl Iterator<Item = Option<usize>> + '_ {
+        let all =
+            (self.gpu_count()..self.device_count()).filter(move |index| self.parent(*index) == Some(gpu));
+        all.map(|index| Some(index).filter(|index| self.device(*index).removed.load(Relaxed) == 0))
     }
 
     /// The code with which calls on a device fail; an instance is lost with its GPU. `None`: it works.

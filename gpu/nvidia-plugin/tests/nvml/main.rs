@@ -1,6 +1,7 @@
 //! The plugin on a simulated host, whose NVML library is loaded like the driver's. Cargo builds it for these tests as
 //! the dev-dependency `mayfly_gpu_fake_nvml`. Each test needs a separate process: the library has one global state.
 
+mod eight_gpus;
 mod mig;
 mod node;
 
@@ -24,8 +25,8 @@ use crate::node::{CONTEXT_BYTES, GpuNode, TestHost, host, pod, pod_with};
 fn the_driver_describes_its_gpus() {
     let TestHost { source, host, folder, sim } = host("3xH100");
     let gpus = parse_gpus("3xH100").unwrap();
-    let seen: Vec<_> = source
-        .gpus()
+    let gpus_seen = source.gpus();
+    let seen: Vec<_> = gpus_seen
         .iter()
         .map(|gpu| (gpu.uuid.as_str(), gpu.memory_bytes, gpu.numa_node, gpu.minor, gpu.pci_address.as_str()))
         .collect();
@@ -46,7 +47,7 @@ fn the_driver_describes_its_gpus() {
     let others = host.source(MigStrategy::Mixed).unwrap();
     let mut rest = source.gpus()[1..].to_vec();
     rest.iter_mut().for_each(|gpu| _ = gpu.links.remove(&0));
-    assert_eq!(others.gpus(), rest);
+    assert_eq!(*others.gpus(), rest);
     assert!(others.gpus()[0].is_mig_capable);
 }
 

@@ -125,3 +125,39 @@ fn instances_are_not_offered_with_the_strategy_none() {
     let TestHost { source, folder: _folder, .. } = host_with(GPUS, MigStrategy::None);
     assert_eq!(source.gpus().iter().map(Gpu::position).collect::<Vec<_>>(), ["0"]);
 }
+
+/// Instances that are removed and made while the plugin runs, and a GPU that leaves MIG mode and comes back.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_instances_are_followed() {
+    let TestHost { host, folder: _folder, sim, .. } = host(GPUS);
+    let removed = |index: usize, is_removed: u32| sim.device(index).removed.store(is_removed, Relaxed);
+    // The plugin starts without the large instance, whose resource it registers when it appears.
+    removed(2, 1);
+    let source = host.source(MigStrategy::Mixed).unwrap();
+    let node = GpuNode::start(source.clone(), &host, Duration::from_millis(1));
+    node.offers(SMALL, 3, 3).await;
+    assert!(!node.manager.counts().capacity.contains_key(LARGE));
+    removed(2, 0);
+    node.offers(LARGE, 1, 1).await;
+    let small = source.gpus()[4].uuid.clone();
+    removed(4, 1);
+    node.offers(SMALL, 2, 2).await;
+    // The others keep their identity, although the numbers have a gap.
+    assert_eq!(source.gpus().iter().map(Gpu::position).collect::<Vec<_>>(), ["0", "1:0", "1:1", "1:3"]);
+    let given = node.manager.prepare(&pod_with("a", &[(SMALL, 2)]), "c").await.unwrap();
+    let visible =
+        given.env.iter().find(|(name, _)| name.as_str() == "NVIDIA_VISIBLE_DEVICES").unwrap().1.clone();
+    assert!(visible.contains(&small), "{visible}");
+    // The loss of a GPU is no change of its instances.
+    sim.device(1).lost.store(15, Relaxed);
+    node.offers(SMALL, 2, 0).await;
+    node.offers(LARGE, 1, 0).await;
+    sim.device(1).lost.store(0, Relaxed);
+    node.offers(SMALL, 2, 2).await;
+    // The GPU leaves MIG mode: it is offered as a whole, and in shares.
+    sim.device(1).mig_enabled.store(0, Relaxed);
+    node.offers(SMALL, 0, 0).await;
+    node.offers(LARGE, 0, 0).await;
+    node.offers(RESOURCE_GPU, 2, 2).await;
+    node.offers(RESOURCE_CORE, 200, 200).await;
+}

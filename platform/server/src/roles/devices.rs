@@ -121,9 +121,10 @@ fn gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Re
     };
     let limits = folder.join("limits");
     std::fs::create_dir_all(&limits).with_context(|| format!("cannot make {}", limits.display()))?;
-    let models: BTreeSet<&str> = source.gpus().iter().map(|gpu| gpu.name.as_str()).collect();
+    let found = source.gpus();
+    let models: BTreeSet<&str> = found.iter().map(|gpu| gpu.name.as_str()).collect();
     tracing::info!(
-        count = source.gpus().len(),
+        count = found.len(),
         ?models,
         simulated = driver.sim.is_some(),
         driver_libraries = driver.libraries.len(),
