@@ -4,8 +4,8 @@
 //! Loaded as `libnvidia-ml.so.1`; shares the state file of `gpu/fake-cuda` (`mayfly_gpu_proto::sim`), so memory and
 //! processes are those of users of the fake driver, and Xids are injected by tests.
 //!
-//! Start at [`device`]; [`utilization`] reports how busy they are, [`mig`] has the instances of GPUs in MIG mode, [`nvlink`] the links; [`events`] waits
-//! for Xids. Not here: CUDA (`gpu/fake-cuda`), limits (`gpu/shim`).
+//! Start at [`device`]; [`utilization`] reports how busy they are, [`accounting`] the work of processes that ended, [`mig`]
+//! has the instances of GPUs in MIG mode, [`nvlink`] the links; [`events`] waits for Xids. Not here: CUDA (`gpu/fake-cuda`), limits (`gpu/shim`).
 #![warn(missing_debug_implementations)]
 #![expect(
     unsafe_code,
@@ -13,6 +13,7 @@
 )]
 #![expect(clippy::missing_safety_doc, reason = "the contract is that of NVML's function of this name")]
 
+pub mod accounting;
 pub mod device;
 pub mod events;
 pub mod mig;

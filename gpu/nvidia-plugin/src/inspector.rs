@@ -14,7 +14,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    GpuSource, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_MEMORY, grant,
+    Gpu, GpuSource, MEMORY_UNIT_BYTES, RESOURCE_CORE, RESOURCE_MEMORY,
+    accounting::EndedProcesses,
+    grant,
     owners::{ContainerOfPod, ProcessOwners},
     placement::{self, GpuShare},
     verify::{
@@ -70,6 +72,7 @@ impl LimitInspector {
         let mut verifier = MemoryVerifier::new(self.config.tolerance);
         let mut times = TimeVerifier::new(self.config.time);
         let mut unread = BTreeSet::new();
+        let mut short = ShortProcesses { ended: EndedProcesses::default(), read_at_ns: monotonic_ns() };
         while !self.stop.is_cancelled() {
             let shares = shares(&self.allocations.borrow());
             let shared = shares.values().flat_map(|gpus| gpus.keys().cloned()).collect();
@@ -80,14 +83,21 @@ impl LimitInspector {
             counts.add(ViolationKind::UnbookedMemory, findings.unbooked.len());
             counts.add(ViolationKind::UnknownProcess, findings.strangers.len());
             self.violations.evict(findings.violations);
-            self.verify_time(&mut times, &shares, &shared);
+            self.verify_time(&mut times, &shares, &shared, &mut short);
             std::thread::sleep(self.config.every);
         }
     }
 
     /// Warns about containers that use more GPU time than they may.
-    fn verify_time(&self, times: &mut TimeVerifier, shares: &ContainerShares, shared: &BTreeSet<String>) {
-        let reading = self.read_times(shares, shared);
+    fn verify_time(
+        &self,
+        times: &mut TimeVerifier,
+        shares: &ContainerShares,
+        shared: &BTreeSet<String>,
+        short: &mut ShortProcesses,
+    ) {
+        short.ended.retain(shared);
+        let reading = self.read_times(shares, shared, short);
         let found = times.judge(&reading, monotonic_ns());
         for excess in &found {
             tracing::warn!(
@@ -107,7 +117,14 @@ impl LimitInspector {
     }
 
     /// The use of each container with a share of a GPU whose processes' utilization the driver reports.
-    fn read_times(&self, shares: &ContainerShares, shared: &BTreeSet<String>) -> Vec<ContainerTime> {
+    fn read_times(
+        &self,
+        shares: &ContainerShares,
+        shared: &BTreeSet<String>,
+        short: &mut ShortProcesses,
+    ) -> Vec<ContainerTime> {
+        let now_ns = monotonic_ns();
+        let passed_ns = now_ns.saturating_sub(std::mem::replace(&mut short.read_at_ns, now_ns)).max(1);
         let owners = ProcessOwners::new(&self.config.proc, shares.keys().cloned());
         let mut reading = Vec::new();
         let gpus = self.source.gpus();
@@ -120,6 +137,15 @@ impl LimitInspector {
                     *used.entry(owner).or_default() += percent;
                 }
             }
+            let mut on_gpu = shares.values().filter(|gpus| gpus.contains_key(&gpu.uuid));
+            let is_only = on_gpu.next().is_some() && on_gpu.next().is_none();
+            let short_percent = match is_only {
+                true => self.short_percent(gpu, passed_ns, &mut short.ended),
+                false => {
+                    short.ended.forget(&gpu.uuid);
+                    0
+                }
+            };
             for (owner, gpus) in shares {
                 let Some(share) = gpus.get(&gpu.uuid) else { continue };
                 let folder = self.limits.join(&owner.0.0).join(&owner.1);
@@ -128,12 +154,21 @@ impl LimitInspector {
                     container: owner.1.clone(),
                     gpu: gpu.uuid.clone(),
                     limit_percent: share.cores.max(grant::elastic_percent(&folder)),
-                    used_percent: used.get(owner).copied().unwrap_or(0).min(100),
+                    used_percent: used.get(owner).copied().unwrap_or(0).min(100) + short_percent,
                     booked_ns: usage(&folder, &gpu.uuid).map_or(0, |used| used.gpu_ns),
                 });
             }
         }
         reading
+    }
+
+    /// The share of a GPU that processes used which began and ended since the previous reading, in percent; more than 100
+    /// if they began earlier.
+    fn short_percent(&self, gpu: &Gpu, passed_ns: u64, ended: &mut EndedProcesses) -> u32 {
+        let Ok(running) = self.source.processes(gpu) else { return 0 };
+        let time = ended.read(&self.source, gpu, running.into_keys()).unwrap_or_default();
+        let used_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        u32::try_from(used_ns.saturating_mul(100) / passed_ns).unwrap_or(u32::MAX).min(SHORT_PERCENT_MAX)
     }
 
     /// Reads the processes on the shared GPUs. `unread`: the GPUs whose processes could not be read the last time.
@@ -186,6 +221,16 @@ impl LimitInspector {
         }
         reading
     }
+}
+
+/// The largest share that is believed of short processes in one reading: they may have begun some readings earlier.
+const SHORT_PERCENT_MAX: u32 = 1000;
+
+/// The processes that began and ended between readings.
+struct ShortProcesses {
+    ended: EndedProcesses,
+    /// The time of the previous reading.
+    read_at_ns: u64,
 }
 
 /// The shares of containers, by the UUID of the GPU.

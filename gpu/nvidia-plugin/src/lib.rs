@@ -18,6 +18,7 @@
 
 #![warn(missing_debug_implementations)]
 
+mod accounting;
 pub mod driver;
 pub mod grant;
 pub mod health;

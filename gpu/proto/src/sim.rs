@@ -5,6 +5,7 @@
 //! the limit. A device executes the commands of all processes in the order of submission: `busy_until` is the end of
 //! the last one. Faults are written to the file: Xids are in a ring that NVML's event sets read.
 
+mod ended;
 mod spec;
 
 use std::{
@@ -20,6 +21,8 @@ use std::{
     },
 };
 
+pub use self::ended::ENDED_MAX;
+use self::ended::{EndedWork, byte_lock};
 pub use self::spec::{FakeGpu, FakeInstance, parse_gpus};
 use self::spec::{FakeModel, MODELS};
 use crate::{
@@ -40,7 +43,7 @@ pub const FAULTS_ENV: &str = "MAYFLY_FAKE_GPU_FAULTS";
 pub const XIDS_MAX: usize = 64;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mayflysm");
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
@@ -76,6 +79,8 @@ pub struct SimRegion {
     xids_written: AtomicU64,
     xids: [AtomicU64; XIDS_MAX],
     devices: [SimDevice; DEVICES_MAX],
+    ended_written: AtomicU64,
+    ended: [EndedWork; ENDED_MAX],
     /// The GPU time of each process (by its record in the ledger) on each device, in ns.
     process_ns: [[AtomicU64; DEVICES_MAX]; PROCESSES_MAX],
     ledger: Region,
@@ -104,6 +109,8 @@ pub struct SimDevice {
     memory_slices: AtomicU32,
     /// Of an instance: whether it was removed, for tests. It can be made again.
     pub removed: AtomicU32,
+    /// Whether NVML reports the work of ended processes.
+    pub accounting: AtomicU32,
 }
 
 /// The mapped state.
@@ -329,25 +336,6 @@ impl SimFile {
         Some(slot)
     }
 
-    /// Frees records of ended processes of any namespace, whose lock is gone; `own` is the caller's record.
-    pub fn reap(&self, own: Option<usize>) {
-        for (slot, record) in self.ledger().records().iter().enumerate() {
-            let pid = record.pid.load(Acquire);
-            if pid == 0 || Some(slot) == own {
-                continue;
-            }
-            let mut lock = byte_lock(slot, libc::F_WRLCK);
-            // SAFETY: `lock` is a valid flock; the call only reads and writes it.
-            let asked = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
-            // A living process may have claimed its record without having taken the lock yet.
-            let lives = !record.identity().is_gone(crate::process::namespace());
-            let same = record.namespace.load(Relaxed) == crate::process::namespace();
-            if asked == 0 && i32::from(lock.l_type) == libc::F_UNLCK && !(same && lives) {
-                let _ = record.pid.compare_exchange(pid, 0, Release, Relaxed);
-            }
-        }
-    }
-
     /// Reports an Xid on a device, like the kernel driver.
     pub fn inject_xid(&self, device: usize, xid: u32) {
         let number = self.region().xids_written.fetch_add(1, Relaxed);
@@ -405,16 +393,6 @@ impl Drop for SimFile {
         // SAFETY: the mapping was made by `map` with this size and no reference outlives the value.
         unsafe { libc::munmap(self.region.as_ptr().cast(), size_of::<SimRegion>()) };
     }
-}
-
-fn byte_lock(slot: usize, kind: libc::c_int) -> libc::flock {
-    // SAFETY: all zeroes is a valid flock.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::c_short::try_from(kind).unwrap_or(0);
-    lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0);
-    lock.l_start = libc::off_t::try_from(slot).unwrap_or(0);
-    lock.l_len = 1;
-    lock
 }
 
 #[cfg(test)]

@@ -310,6 +310,42 @@ async fn a_container_that_uses_more_time_than_its_share_is_reported() {
     assert!(node.meter.violations().borrow().is_empty(), "it is not evicted");
 }
 
+/// Programs that end before they are looked at, one after the other: the driver's accounting shows what they used.
+#[tokio::test(flavor = "multi_thread")]
+async fn short_programs_that_use_more_time_than_the_share_are_reported() {
+    let TestHost { source, host, folder: _folder, sim } = host("2xL4");
+    let node = GpuNode::start(source, &host, Duration::from_secs(30));
+    node.offers(RESOURCE_CORE, 200, 200).await;
+    node.offers(RESOURCE_MEMORY, 178, 178).await;
+    node.manager.prepare(&pod("cheat", 30), "c").await.unwrap();
+    sim.device(0).accounting.store(1, Relaxed);
+    // Each is a process that has ended when the driver looks at it, after it has used four fifths of the time since the
+    // one before it.
+    let working = async {
+        let mut before = monotonic_ns();
+        let mut pause = tokio::time::interval(Duration::from_millis(20));
+        loop {
+            pause.tick().await;
+            let ended = std::process::Command::new("true").spawn().unwrap();
+            let pid = ended.id();
+            assert!(ended.wait_with_output().unwrap().status.success());
+            let program = SimFile::open(&host.state()).unwrap();
+            let slot = program.claim(&ProcessIdentity { pid, start: 1, namespace: namespace() }).unwrap();
+            let now = monotonic_ns();
+            program.submit_of(slot, 0, now, (now - before) * 4 / 5);
+            before = now;
+        }
+    };
+    let mut warnings = node.meter.warnings();
+    let warned = async { warnings.wait_for(|found| !found.is_empty()).await.unwrap().clone() };
+    let found = tokio::select! {
+        found = tokio::time::timeout(Duration::from_secs(30), warned) => found.unwrap(),
+        () = working => unreachable!(),
+    };
+    let message = &found[&PodUid("cheat".into())];
+    assert!(message.contains("share of GPU time of 30 %"), "{message}");
+}
+
 /// The limits of a pod that is admitted again, while those of its first admission are removed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_is_admitted_again_has_its_limits() {
