@@ -76,6 +76,9 @@ impl Controller for HostPathService {
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
         let id = request.into_inner().volume_id;
         self.run("DeleteVolume", |volumes| {
+            if id.is_empty() {
+                return Err(Status::invalid_argument("the volume id is missing"));
+            }
             if volumes.volumes.get(&id).is_some_and(DriverVolume::is_in_use) {
                 return Err(Status::failed_precondition("the volume is in use"));
             }

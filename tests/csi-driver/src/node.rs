@@ -44,6 +44,9 @@ fn contents(folder: &Path) -> (i64, i64) {
 }
 
 fn publish(volumes: &mut VolumeStates, request: &NodePublishVolumeRequest) -> Result<(), Status> {
+    if request.target_path.is_empty() || request.volume_capability.is_none() {
+        return Err(Status::invalid_argument("the target path or the capability is missing"));
+    }
     let data = volumes.data(&request.volume_id);
     let is_ephemeral = request.volume_context.get(EPHEMERAL).is_some_and(|text| text == "true");
     if is_ephemeral {
@@ -82,6 +85,9 @@ fn publish(volumes: &mut VolumeStates, request: &NodePublishVolumeRequest) -> Re
 }
 
 fn unpublish(volumes: &mut VolumeStates, request: &NodeUnpublishVolumeRequest) -> Result<(), Status> {
+    if request.target_path.is_empty() {
+        return Err(Status::invalid_argument("the target path is missing"));
+    }
     while is_mounted(&request.target_path) {
         umount2(Path::new(&request.target_path), MntFlags::empty()).map_err(refused)?;
     }
@@ -132,6 +138,9 @@ impl Node for HostPathService {
         self.run("NodeUnstageVolume", |volumes| {
             let data = volumes.data(&request.volume_id);
             let volume = volumes.get(&request.volume_id)?;
+            if request.staging_target_path.is_empty() {
+                return Err(Status::invalid_argument("the staging path is missing"));
+            }
             if !volume.published.is_empty() {
                 return Err(Status::failed_precondition("the volume is still published"));
             }
