@@ -2,8 +2,9 @@
 //!
 //! **Belongs here:** the kubelet's side of the device plugin API v1beta1 ([`manager`]: registration, `ListAndWatch`,
 //! preferred allocation, `Allocate`, `PreStartContainer`); the allocations ([`state`], a plain struct without locks or
-//! clocks); the checkpoint in the kubelet's format ([`checkpoint`]); files of the Container Device Interface ([`cdi`]);
-//! serving one gRPC service on a unix socket ([`serve`]), for plugins of this process.
+//! clocks), and which devices are near each other; the checkpoint in the kubelet's format ([`checkpoint`]); files of the
+//! Container Device Interface ([`cdi`]); serving one gRPC service on a unix socket ([`serve`]), for plugins of this
+//! process.
 //!
 //! **Does not belong here:** any kind of device, pods as objects, the OCI specification.
 //!

@@ -31,7 +31,7 @@ use tonic::{Request, Response, Status, transport::Channel};
 
 use self::{
     registrar::Registrar,
-    reservation::Reservation,
+    reservation::{AllocationRequest, Reservation},
     rpc::{PluginCallError, call, preferred},
 };
 use crate::{
@@ -240,11 +240,19 @@ impl DeviceManager {
         let mut reserved = Reservation::of(self);
         let mut reusable: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for claim in &pod.claims {
-            for (resource, count) in &claim.resources {
+            // Devices near each other: those of plugins with a preference come first, the others follow them.
+            let wanted = claim.resources.iter().filter(|(_, count)| **count > 0);
+            let mut wanted: Vec<_> = wanted.collect();
+            wanted.sort_by_key(|(resource, _)| !self.has_preference(resource));
+            let counts = wanted.iter().map(|(resource, count)| (resource.as_str(), **count as usize));
+            let mut near = self.book.lock().common_nodes(counts);
+            for (resource, count) in wanted {
                 let key = (pod.uid.clone(), claim.container.clone(), resource.clone());
                 let asks = usize::try_from(*count).unwrap_or(usize::MAX);
                 let reuse = reusable.entry(resource.clone()).or_default();
-                let ids = self.allocate(pod, claim, &key, asks, reuse, &mut reserved).await?;
+                let chosen = AllocationRequest { key: &key, asks, reusable: reuse, near: &near };
+                let ids = self.allocate(pod, claim, chosen, &mut reserved).await?;
+                near = self.book.lock().narrowed(&near, resource, &ids);
                 match claim.role {
                     ContainerRole::Init => reuse.extend(ids),
                     ContainerRole::Sidecar | ContainerRole::Main => reuse.retain(|id| !ids.contains(id)),
@@ -259,11 +267,10 @@ impl DeviceManager {
         &self,
         pod: &PodDeviceClaims,
         claim: &DeviceClaim,
-        key: &EntryKey,
-        asks: usize,
-        reusable: &BTreeSet<String>,
+        request: AllocationRequest<'_>,
         reserved: &mut Reservation<'_>,
     ) -> Result<BTreeSet<String>, DeviceError> {
+        let AllocationRequest { key, asks, reusable, near } = request;
         let chosen = self.book.lock().choose(key, asks, reusable);
         let (available, must_include) = match chosen {
             Ok(DeviceChoice::Kept(ids)) => return Ok(ids),
@@ -282,7 +289,7 @@ impl DeviceManager {
         let preferred = if options.preferred_allocation && asks < available.len() {
             preferred(&mut client, &owner, &available, &must_include, asks).await.map_err(failed)?
         } else {
-            Vec::new()
+            self.book.lock().order(resource, &available, &must_include, asks, near)
         };
         let ids = DeviceLedger::pick(&available, &must_include, asks, &preferred);
         self.book.lock().reserve(key.clone(), &ids);
@@ -303,6 +310,10 @@ impl DeviceManager {
         }
         self.book.lock().complete(key, encoded);
         Ok(ids)
+    }
+
+    fn has_preference(&self, resource: &str) -> bool {
+        self.book.lock().endpoint(resource).is_some_and(|(_, options)| options.preferred_allocation)
     }
 
     fn client(&self, resource: &str) -> Result<(Client, Generation, EndpointOptions), DeviceError> {
@@ -330,7 +341,7 @@ impl DeviceManager {
     ) -> Result<ContainerDevices, DeviceError> {
         let mut merged = ContainerDevices::default();
         let mut cdi = Vec::new();
-        for resource in claim.resources.keys() {
+        for (resource, _) in claim.resources.iter().filter(|(_, count)| **count > 0) {
             let key = (pod.uid.clone(), claim.container.clone(), resource.clone());
             let entry = self.book.lock().entry(&key).cloned();
             let Some(entry) = entry else {

@@ -10,6 +10,8 @@
 //! A resource may be served by several sockets: the last one connected is active, and another takes its place when its
 //! connection ends. Each connection has a generation; a message of an older connection of the same socket is ignored.
 
+mod alignment;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     time::Duration,

@@ -2,6 +2,16 @@
 
 use super::*;
 
+/// The devices of one resource that a container needs.
+pub(super) struct AllocationRequest<'a> {
+    pub(super) key: &'a EntryKey,
+    pub(super) asks: usize,
+    /// Those of init containers of its pod that have ended.
+    pub(super) reusable: &'a BTreeSet<String>,
+    /// The NUMA nodes near to the container's other devices.
+    pub(super) near: &'a BTreeSet<i64>,
+}
+
 /// Cancels the pod's new allocations when it is dropped, unless all were made: an allocation may fail, or be dropped
 /// because its pod was deleted.
 pub(super) struct Reservation<'a> {
