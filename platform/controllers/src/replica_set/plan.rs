@@ -98,7 +98,9 @@ fn conditions(
         (None, Some(at)) => {
             conditions.remove(at);
         }
-        (Some((_, message)), Some(at)) => conditions[at].message = Some(message.into()),
+        // The first failure stays, as upstream: a message may name the refused pod, whose name is random, and each
+        // change of the status would start the next attempt at once.
+        (Some(_), Some(_)) => {}
         (Some((reason, message)), None) => conditions.push(ReplicaSetCondition {
             type_: REPLICA_FAILURE.into(),
             status: "True".into(),

@@ -154,10 +154,10 @@ fn reports_and_says_when_a_pod_becomes_available() {
         (condition.reason.as_deref(), condition.message.as_deref()),
         (Some("FailedCreate"), Some("no"))
     );
-    let mut smaller = set.clone();
-    smaller.spec.as_mut().unwrap().replicas = Some(1);
-    let (surplus, _) = status(&smaller, &pods, Some("no"), now);
-    assert_eq!(surplus.conditions.unwrap()[0].reason.as_deref(), Some("FailedDelete"));
     set.status = Some(failed);
+    let (again, _) = status(&set, &pods, Some("no, again"), now);
+    assert_eq!(Some(again), set.status, "another message would be a change that starts the next attempt");
+    let (surplus, _) = status(&self::set(1), &pods, Some("no"), now);
+    assert_eq!(surplus.conditions.unwrap()[0].reason.as_deref(), Some("FailedDelete"));
     assert_eq!(status(&set, &pods, None, now).0.conditions, None, "it recovered");
 }

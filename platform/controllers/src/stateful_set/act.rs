@@ -164,8 +164,30 @@ impl StatefulSetController {
         (current, update): (&ControllerRevision, &ControllerRevision),
         events: &EventRecorder,
     ) -> Result<Outcome, Error> {
+        // Written even if a pod could not be created or deleted, so that clients see which generation is observed.
+        let changed = self.change_pods(key, set, &plan, (current, update), events).await;
+        if set.status.as_ref() != Some(&plan.status) {
+            let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
+            let patch = Patch::Merge(status_patch(&**set, with_explicit_nulls(&plan.status, &[])));
+            let result = sets.patch_status(&key.name, &PatchParams::default(), &patch).await;
+            if !is_gone(&result) {
+                result?;
+            }
+        }
+        changed?;
+        Ok(plan.again.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    async fn change_pods(
+        &self,
+        key: &ObjectKey,
+        set: &Arc<StatefulSet>,
+        plan: &StatefulSetPlan,
+        (current, update): (&ControllerRevision, &ControllerRevision),
+        events: &EventRecorder,
+    ) -> Result<(), Error> {
         let mut wanted = Vec::new();
-        for (ordinal, updated) in plan.create {
+        for (ordinal, updated) in plan.create.iter().copied() {
             let name = pod_name(set, ordinal);
             if self.claims_of(key, set, ordinal).any(|claim| is_doomed(&claim, &name)) {
                 // Their deletion starts another reconciliation.
@@ -182,15 +204,7 @@ impl StatefulSetController {
         if !plan.delete.is_empty() {
             self.owned.delete_pods(&**set, &plan.delete, events).await?;
         }
-        if set.status.as_ref() != Some(&plan.status) {
-            let sets: Api<StatefulSet> = Api::namespaced(self.client.clone(), &key.namespace);
-            let patch = Patch::Merge(status_patch(&**set, with_explicit_nulls(&plan.status, &[])));
-            let result = sets.patch_status(&key.name, &PatchParams::default(), &patch).await;
-            if !is_gone(&result) {
-                result?;
-            }
-        }
-        Ok(plan.again.map_or(Outcome::Done, Outcome::RequeueAfter))
+        Ok(())
     }
 
     async fn create_claims(
