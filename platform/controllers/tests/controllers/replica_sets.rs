@@ -8,9 +8,10 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PropagationPolicy},
 };
 use mayfly_api::k8s::api::{
-    apps::v1::ReplicaSet,
+    apps::v1::{ReplicaSet, StatefulSet},
     core::v1::{Pod, ResourceQuota},
 };
+use mayfly_informer::Informer;
 use serde_json::{Value, json};
 
 fn set(name: &str, replicas: i32) -> Value {
@@ -136,6 +137,22 @@ async fn reports_a_refusal_in_the_words_of_the_api() {
     let message = message().unwrap();
     let refusal = "is forbidden: exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0";
     assert!(message.starts_with("pods \"web-") && message.ends_with(refusal), "{message}");
+    // The next attempts have other pod names, and wait longer and longer.
+    let first = cluster.sets().get(&key("web")).unwrap().metadata.resource_version.clone();
+    stays("the first refusal is kept", || {
+        cluster.sets().get(&key("web")).unwrap().metadata.resource_version == first
+    })
+    .await;
+
+    // A set that names its pods reports the generation that it tried.
+    let ordered: Informer<StatefulSet> = cluster.informers.of();
+    let object = json!({"metadata": {"name": "db"}, "spec": {"replicas": 1, "serviceName": "db",
+        "selector": {"matchLabels": {"app": "db"}},
+        "template": {"metadata": {"labels": {"app": "db"}},
+                     "spec": {"containers": [{"name": "c", "image": "i"}]}}}});
+    cluster.create::<StatefulSet>(object).await;
+    let observed = || ordered.get(&key("db")).and_then(|set| set.status.as_ref()?.observed_generation);
+    until(&ordered, "its generation is observed", || observed() == Some(1)).await;
 }
 
 #[tokio::test]
