@@ -25,7 +25,7 @@ use super::{
     addresses::{Grouped, families, from_legacy, from_pods, selects, selects_pods, serves_function},
     hints::{self, HintsMode, LABEL_ZONE},
     legacy,
-    slices::{self, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, MIRRORED_BY, SlicePlan},
+    slices::{self, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, MIRRORED_BY, SliceOwner, SlicePlan},
 };
 use crate::metadata::{is_gone, label, only, uid};
 
@@ -142,30 +142,31 @@ impl EndpointsController {
         self.served.lock().insert(key.clone());
         let external =
             service.spec.as_ref().is_some_and(|spec| spec.type_.as_deref() == Some("ExternalName"));
-        if serves_function(&service) {
-            // The gateway answers for the function, also while it has no replica, and writes the slice.
-            for manager in [MANAGED_BY, MIRRORED_BY] {
-                self.write_slices(&key, &service, &known, Grouped::new(), manager, false).await?;
-            }
+        if serves_function(&service) || external {
+            // For a function, the gateway answers, also while it has no replica, and writes the slice.
+            let owner = SliceOwner::of_service(&service, false);
+            self.write_slices(&key, &owner, &known, Grouped::new()).await?;
+            self.delete_mirrored(&key, known).await?;
         } else if selects_pods(&service) {
             let mut pods = self.pods.list_namespace(&key.namespace);
             pods.retain(|pod| selects(&service, pod.labels()));
             let mut grouped = from_pods(&service, &pods, |node| self.zone(node));
             self.add_hints(&key, &service, &mut grouped, events);
-            self.write_slices(&key, &service, &known, grouped, MANAGED_BY, true).await?;
-            self.write_slices(&key, &service, &known, Grouped::new(), MIRRORED_BY, false).await?;
+            self.write_slices(&key, &SliceOwner::of_service(&service, true), &known, grouped).await?;
+            self.delete_mirrored(&key, known).await?;
             self.write_endpoints(&key, &service, &pods).await?;
-        } else if external {
-            for manager in [MANAGED_BY, MIRRORED_BY] {
-                self.write_slices(&key, &service, &known, Grouped::new(), manager, false).await?;
-            }
         } else {
             let endpoints = self.endpoints.get(&key).filter(|own| {
                 label(&**own, LABEL_SKIP_MIRROR) != Some("true")
                     && label(&**own, legacy::LABEL_MANAGED_BY).is_none()
             });
-            let grouped = endpoints.map(|endpoints| from_legacy(&endpoints)).unwrap_or_default();
-            self.write_slices(&key, &service, &known, grouped, MIRRORED_BY, false).await?;
+            match endpoints {
+                None => self.delete_mirrored(&key, known).await?,
+                Some(endpoints) => {
+                    let owner = SliceOwner::of_endpoints(&endpoints);
+                    self.write_slices(&key, &owner, &known, from_legacy(&endpoints)).await?;
+                }
+            }
         }
         Ok(Outcome::Done)
     }
@@ -233,17 +234,20 @@ impl EndpointsController {
     async fn write_slices(
         &self,
         key: &ObjectKey,
-        service: &Service,
+        owner: &SliceOwner,
         known: &[Arc<EndpointSlice>],
         grouped: Grouped,
-        manager: &str,
-        placeholder: bool,
     ) -> kube::Result<()> {
-        let own = |slice: &&Arc<EndpointSlice>| label(&***slice, LABEL_MANAGED_BY) == Some(manager);
+        let own = |slice: &&Arc<EndpointSlice>| label(&***slice, LABEL_MANAGED_BY) == Some(owner.manager());
         let own: Vec<_> = known.iter().filter(own).cloned().collect();
-        let plan =
-            slices::plan(service, &own, grouped, manager, self.config.slice_endpoints_max, placeholder);
+        let plan = slices::plan(owner, &own, grouped, self.config.slice_endpoints_max);
         self.apply(key, plan).await
+    }
+
+    async fn delete_mirrored(&self, key: &ObjectKey, known: Vec<Arc<EndpointSlice>>) -> kube::Result<()> {
+        let is_mirrored = |slice: &Arc<EndpointSlice>| label(&**slice, LABEL_MANAGED_BY) == Some(MIRRORED_BY);
+        let delete = known.into_iter().filter(is_mirrored).collect();
+        self.apply(key, SlicePlan { delete, ..SlicePlan::default() }).await
     }
 
     /// Creates first and deletes last, so that no endpoint is missing in between.

@@ -8,23 +8,93 @@ use std::{
     sync::Arc,
 };
 
-use kube::ResourceExt as _;
+use kube::{Resource, ResourceExt as _};
 use mayfly_api::k8s::{
     api::{
-        core::v1::Service,
+        core::v1::{Endpoints, Service},
         discovery::v1::{Endpoint, EndpointSlice},
     },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 
 use super::addresses::{Family, Group, Grouped, Port, families, is_headless};
-use crate::{metadata::uid, ownership::controller_reference, template_hash::short_hash};
+use crate::{ownership::controller_reference, template_hash::short_hash};
 
 pub(super) const LABEL_SERVICE: &str = "kubernetes.io/service-name";
 pub(super) const LABEL_MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(super) const MANAGED_BY: &str = "endpointslice-controller.k8s.io";
 pub(super) const MIRRORED_BY: &str = "endpointslicemirroring-controller.k8s.io";
 pub(super) const LABEL_HEADLESS: &str = "service.kubernetes.io/headless";
+
+/// Annotations of Endpoints that their slices do not get.
+const UNMIRRORED_ANNOTATIONS: [&str; 2] =
+    ["endpoints.kubernetes.io/last-change-trigger-time", "kubectl.kubernetes.io/last-applied-configuration"];
+
+/// The object whose endpoints are in the slices.
+#[derive(Debug)]
+pub(super) struct SliceOwner {
+    namespace: Option<String>,
+    /// The Service's name, and that of its Endpoints.
+    service: String,
+    uid: String,
+    reference: Option<OwnerReference>,
+    /// Of the slices.
+    labels: BTreeMap<String, String>,
+    /// Of the slices; without, those that a slice has are left alone.
+    annotations: Option<BTreeMap<String, String>>,
+    /// The families that have a slice even without endpoints.
+    families: Vec<Family>,
+}
+
+impl SliceOwner {
+    /// A Service, for its pods. With `placeholder`, a family without endpoints has one empty slice.
+    pub(super) fn of_service(service: &Service, placeholder: bool) -> Self {
+        let mut labels = service.labels().clone();
+        labels.remove(LABEL_HEADLESS);
+        if is_headless(service) {
+            labels.insert(LABEL_HEADLESS.into(), String::new());
+        }
+        Self {
+            reference: controller_reference(service),
+            families: if placeholder { families(service) } else { Vec::new() },
+            annotations: None,
+            ..Self::with_labels(service, labels, MANAGED_BY)
+        }
+    }
+
+    /// A user's Endpoints, which are mirrored with their labels and annotations (upstream:
+    /// `pkg/controller/endpointslicemirroring`).
+    pub(super) fn of_endpoints(endpoints: &Endpoints) -> Self {
+        let mut annotations = endpoints.annotations().clone();
+        annotations.retain(|name, _| !UNMIRRORED_ANNOTATIONS.contains(&name.as_str()));
+        Self {
+            reference: controller_reference(endpoints),
+            annotations: Some(annotations),
+            families: Vec::new(),
+            ..Self::with_labels(endpoints, endpoints.labels().clone(), MIRRORED_BY)
+        }
+    }
+
+    fn with_labels<O: Resource>(owner: &O, mut labels: BTreeMap<String, String>, manager: &str) -> Self {
+        let service = owner.name_any();
+        labels.insert(LABEL_SERVICE.into(), service.clone());
+        labels.insert(LABEL_MANAGED_BY.into(), manager.into());
+        Self {
+            namespace: owner.namespace(),
+            service,
+            uid: owner.uid().unwrap_or_default(),
+            reference: None,
+            labels,
+            annotations: None,
+            families: Vec::new(),
+        }
+    }
+
+    /// The value of the managed-by label.
+    pub(super) fn manager(&self) -> &str {
+        &self.labels[LABEL_MANAGED_BY]
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct SlicePlan {
@@ -40,20 +110,16 @@ struct Draft {
     changed: bool,
 }
 
-/// `manager` is the value of the managed-by label. With `placeholder`, a family without endpoints has one empty slice.
+/// `known` are the slices of the same manager.
 pub(super) fn plan(
-    service: &Service,
+    owner: &SliceOwner,
     known: &[Arc<EndpointSlice>],
     mut wanted: Grouped,
-    manager: &str,
     slice_max: usize,
-    placeholder: bool,
 ) -> SlicePlan {
-    if placeholder {
-        for family in families(service) {
-            if !wanted.keys().any(|(known, _)| *known == family) {
-                wanted.insert((family, Vec::new()), Vec::new());
-            }
+    for family in &owner.families {
+        if !wanted.keys().any(|(known, _)| known == family) {
+            wanted.insert((*family, Vec::new()), Vec::new());
         }
     }
     let mut plan = SlicePlan::default();
@@ -64,7 +130,6 @@ pub(super) fn plan(
             None => plan.delete.push(slice.clone()),
         }
     }
-    let labels = labels(service, manager);
     let mut names: BTreeSet<String> = known.iter().map(|slice| slice.name_any()).collect();
     for (group, endpoints) in wanted {
         let slices = by_group.remove(&group).unwrap_or_default();
@@ -73,13 +138,13 @@ pub(super) fn plan(
         let mut kept = 0;
         for mut draft in drafts {
             let keep = !draft.endpoints.is_empty() || (is_placeholder && kept == 0);
-            draft.changed |= draft.known.metadata.labels.as_ref() != Some(&labels);
+            draft.changed |= is_outdated(owner, &draft.known.metadata);
             match (keep, draft.changed) {
                 (false, _) => plan.delete.push(draft.known),
                 (true, false) => kept += 1,
                 (true, true) => {
                     kept += 1;
-                    plan.update.push(rewritten(&draft, &labels));
+                    plan.update.push(rewritten(&draft, owner));
                 }
             }
         }
@@ -88,9 +153,9 @@ pub(super) fn plan(
             chunks.push(Vec::new());
         }
         for chunk in chunks {
-            let name = free_name(service, manager, &group, &names);
+            let name = free_name(owner, &group, &names);
             names.insert(name.clone());
-            plan.create.push(new_slice(service, name, &group, &labels, chunk));
+            plan.create.push(new_slice(owner, name, &group, chunk));
         }
     }
     plan
@@ -147,33 +212,36 @@ fn fill(
     (drafts, left)
 }
 
-fn labels(service: &Service, manager: &str) -> BTreeMap<String, String> {
-    let mut labels = service.labels().clone();
-    labels.remove(LABEL_HEADLESS);
-    labels.insert(LABEL_SERVICE.into(), service.name_any());
-    labels.insert(LABEL_MANAGED_BY.into(), manager.into());
-    if is_headless(service) {
-        labels.insert(LABEL_HEADLESS.into(), String::new());
-    }
-    labels
+/// Whether a slice lacks labels, annotations or the owner that it should have.
+fn is_outdated(owner: &SliceOwner, metadata: &ObjectMeta) -> bool {
+    metadata.labels.as_ref() != Some(&owner.labels)
+        || owner
+            .annotations
+            .as_ref()
+            .is_some_and(|own| *own != metadata.annotations.clone().unwrap_or_default())
+        || metadata.owner_references.as_deref() != owner.reference.as_ref().map(std::slice::from_ref)
 }
 
-fn rewritten(draft: &Draft, labels: &BTreeMap<String, String>) -> EndpointSlice {
+fn rewritten(draft: &Draft, owner: &SliceOwner) -> EndpointSlice {
     let mut slice = (*draft.known).clone();
-    slice.metadata.labels = Some(labels.clone());
+    slice.metadata.labels = Some(owner.labels.clone());
+    if let Some(annotations) = &owner.annotations {
+        slice.metadata.annotations = Some(annotations.clone()).filter(|annotations| !annotations.is_empty());
+    }
+    slice.metadata.owner_references = owner.reference.clone().map(|reference| vec![reference]);
     slice.endpoints = draft.endpoints.clone();
     slice
 }
 
-/// A name from the Service and the group with the first free number: a second creation from a stale copy has the same
+/// A name from the owner and the group with the first free number: a second creation from a stale copy has the same
 /// name and fails, instead of creating a second slice.
-fn free_name(service: &Service, manager: &str, (family, ports): &Group, taken: &BTreeSet<String>) -> String {
+fn free_name(owner: &SliceOwner, (family, ports): &Group, taken: &BTreeSet<String>) -> String {
     let ports: Vec<_> = ports.iter().map(Port::write).collect();
     let mut number = 0_u32;
     loop {
-        let hash = short_hash(&(uid(service), manager, family.name(), &ports, number));
+        let hash = short_hash(&(&owner.uid, owner.manager(), family.name(), &ports, number));
         // A Service's name has at most 63 characters.
-        let name = format!("{}-{hash}", service.name_any());
+        let name = format!("{}-{hash}", owner.service);
         if !taken.contains(&name) {
             return name;
         }
@@ -182,18 +250,18 @@ fn free_name(service: &Service, manager: &str, (family, ports): &Group, taken: &
 }
 
 fn new_slice(
-    service: &Service,
+    owner: &SliceOwner,
     name: String,
     (family, ports): &Group,
-    labels: &BTreeMap<String, String>,
     endpoints: Vec<Endpoint>,
 ) -> EndpointSlice {
     EndpointSlice {
         metadata: ObjectMeta {
             name: Some(name),
-            namespace: service.namespace(),
-            labels: Some(labels.clone()),
-            owner_references: controller_reference(service).map(|owner| vec![owner]),
+            namespace: owner.namespace.clone(),
+            labels: Some(owner.labels.clone()),
+            annotations: owner.annotations.clone().filter(|annotations| !annotations.is_empty()),
+            owner_references: owner.reference.clone().map(|reference| vec![reference]),
             ..ObjectMeta::default()
         },
         address_type: family.name().into(),

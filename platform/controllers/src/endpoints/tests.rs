@@ -4,16 +4,16 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt as _;
 use mayfly_api::k8s::api::{
-    core::v1::{Pod, Service},
+    core::v1::{Endpoints, Pod, Service},
     discovery::v1::EndpointSlice,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    addresses::{from_pods, selects},
+    addresses::{from_legacy, from_pods, selects},
     legacy,
-    slices::{self, MANAGED_BY, SlicePlan},
+    slices::{self, SliceOwner, SlicePlan},
 };
 
 fn service(spec: Value) -> Service {
@@ -42,7 +42,12 @@ fn pod(number: usize, ready: bool, change: Value) -> Arc<Pod> {
 }
 
 fn planned(service: &Service, known: &[Arc<EndpointSlice>], pods: &[Arc<Pod>]) -> SlicePlan {
-    slices::plan(service, known, from_pods(service, pods, |_| Some("z".into())), MANAGED_BY, 100, true)
+    slices::plan(
+        &SliceOwner::of_service(service, true),
+        known,
+        from_pods(service, pods, |_| Some("z".into())),
+        100,
+    )
 }
 
 fn applied(known: &[Arc<EndpointSlice>], plan: &SlicePlan) -> Vec<Arc<EndpointSlice>> {
@@ -110,6 +115,31 @@ fn headless_services_name_their_pods_and_may_publish_them_early() {
     assert_eq!(slice.labels()["service.kubernetes.io/headless"], "");
     let endpoints = legacy::endpoints(&headless, &[pod(0, false, json!({}))], None);
     assert_eq!(endpoints.subsets.unwrap()[0].addresses.as_ref().unwrap().len(), 1);
+}
+
+#[test]
+fn mirrored_slices_have_the_metadata_of_their_endpoints() {
+    let endpoints: Endpoints = serde_json::from_value(json!({
+        "metadata": {"name": "db", "namespace": "a", "uid": "e", "labels": {"tier": "data"},
+            "annotations": {"note": "n", "kubectl.kubernetes.io/last-applied-configuration": "{}"}},
+        "subsets": [{"addresses": [{"ip": "10.0.0.1"}], "ports": [{"port": 5432}]}]}))
+    .unwrap();
+    let mirrored = |endpoints: &Endpoints, known: &[Arc<EndpointSlice>]| {
+        slices::plan(&SliceOwner::of_endpoints(endpoints), known, from_legacy(endpoints), 100)
+    };
+    let plan = mirrored(&endpoints, &[]);
+    let slice = &plan.create[0];
+    let expected = json!({"tier": "data", "kubernetes.io/service-name": "db",
+        "endpointslice.kubernetes.io/managed-by": "endpointslicemirroring-controller.k8s.io"});
+    assert_eq!(json!(slice.labels()), expected);
+    assert_eq!(json!(slice.annotations()), json!({"note": "n"}));
+    let owner = &slice.owner_references()[0];
+    assert_eq!((owner.kind.as_str(), owner.uid.as_str(), owner.controller), ("Endpoints", "e", Some(true)));
+    let known = applied(&[], &plan);
+    let mut changed = endpoints.clone();
+    changed.metadata.labels = Some([("tier".to_owned(), "other".to_owned())].into());
+    assert_eq!(mirrored(&changed, &known).update[0].labels()["tier"], "other");
+    assert!(mirrored(&endpoints, &known).update.is_empty());
 }
 
 #[test]
