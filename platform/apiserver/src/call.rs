@@ -212,6 +212,9 @@ impl ResourceRequest {
         if kind.backing == Backing::Measured {
             return self.measured(self.view()?).await;
         }
+        if kind.backing == Backing::Computed {
+            return self.computed(self.view()?);
+        }
         let Some(part) = self.part() else {
             return Err(ApiError::no_resource());
         };
@@ -249,6 +252,9 @@ impl ResourceRequest {
 
     async fn review(&self, body: &mut Body) -> Result<Response, ApiError> {
         let (object, _) = self.validated_object(self.object_body(body).await?, None)?;
+        if self.target.kind.kind == "Binding" {
+            return self.bind_named(object).await;
+        }
         let namespace = &self.target.namespace;
         let answer = self.server.answer_review(self.target.kind, object, &self.user, namespace)?;
         Ok(json_value(StatusCode::CREATED, &Value::Object(answer.0)))

@@ -34,8 +34,9 @@ pub(crate) const CLEANUP_FINALIZER: &str = "customresourcecleanup.apiextensions.
 
 /// The groups of built-in kinds by upstream's priority (`controlplane/apiserver/aggregator.go`): clients that know a
 /// kind by its name only choose the first group that has it. Others follow.
-const GROUPS: [&str; 18] = [
+pub(crate) const GROUPS: [&str; 20] = [
     "",
+    "apiregistration.k8s.io",
     "apps",
     "events.k8s.io",
     "authentication.k8s.io",
@@ -53,6 +54,7 @@ const GROUPS: [&str; 18] = [
     "coordination.k8s.io",
     "node.k8s.io",
     "discovery.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
 ];
 
 /// The custom kinds of one server.

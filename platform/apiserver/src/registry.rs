@@ -10,6 +10,7 @@ mod autoscaling;
 mod batch;
 mod cluster;
 mod columns;
+mod computed;
 mod coordination;
 mod core;
 mod cron_job;
@@ -17,6 +18,7 @@ mod defaulting;
 mod definitions;
 mod event_rules;
 mod events;
+mod flow_control;
 mod go_values;
 mod job_rules;
 mod limits;
@@ -159,6 +161,8 @@ pub(crate) enum Backing {
     View,
     /// Computed for each request from the nodes' measurements.
     Measured,
+    /// Computed for each request from the state of the server ([`crate::computed`]).
+    Computed,
     /// A request that is answered and not kept (`SelfSubjectAccessReview`).
     Review,
 }
@@ -396,6 +400,8 @@ static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         webhooks::kinds(),
         policies::kinds(),
         definitions::kinds(),
+        flow_control::kinds(),
+        computed::kinds(),
         usage::kinds(),
     ];
     let kinds: Vec<_> =

@@ -144,6 +144,7 @@ impl ApiServer {
         });
         inner.make_namespaces().await?;
         inner.make_bootstrap_objects().await.map_err(ServerStartError::Bootstrap)?;
+        inner.make_flow_objects().await.map_err(ServerStartError::Bootstrap)?;
         inner.custom.reload(&inner.store);
         inner.webhooks.reload(&inner.store);
         tokio::spawn(custom::run(Arc::clone(&inner)));

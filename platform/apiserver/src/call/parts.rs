@@ -10,7 +10,7 @@ use crate::{
     decode::decode,
     negotiate::{self, BodyForm, Representation},
     object::Object,
-    registry::{Kind, Subresource},
+    registry::{Kind, Subresource, registry},
     render::json_value,
     status::ApiError,
     subresources,
@@ -93,6 +93,17 @@ impl ResourceRequest {
             }
             _ => Err(ApiError::method_not_allowed()),
         }
+    }
+
+    /// `POST …/bindings`: the binding of the pod that the body names.
+    pub(super) async fn bind_named(&self, binding: Object) -> Result<Response, ApiError> {
+        let kind = registry().find("", "v1", "pods").ok_or_else(ApiError::no_resource)?;
+        let request = WriteRequest { kind, ..self.write_request() };
+        let name = binding.name().to_owned();
+        let mut binding = Value::Object(binding.0);
+        self.review_posted(&request, "binding", &name, &mut binding).await?;
+        self.server.bind(&request, &name, &binding).await?;
+        Ok(success(StatusCode::CREATED))
     }
 
     /// Lets admission decide about what is posted to a subresource.

@@ -5,6 +5,7 @@ mod admission_policies;
 mod artifacts;
 mod audit;
 mod client;
+mod cluster_kinds;
 mod custom_resources;
 mod field_types;
 mod joining;
