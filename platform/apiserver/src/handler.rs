@@ -14,6 +14,7 @@ use crate::{
     artifacts::{DISCARD_TIME_MAX, discard},
     audit::AuditRecord,
     call::{ResourceRequest, with_warnings},
+    compression,
     custom::ServedKinds,
     discovery, etag, health, issuer, negotiate, openapi,
     rbac::Attributes,
@@ -39,6 +40,10 @@ pub(crate) async fn handle(server: Arc<ServerState>, request: Request<Body>) -> 
     let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());
     let encoding = negotiate::encoding(request.headers(), request.uri().query().unwrap_or(""));
     let is_head = request.method() == Method::HEAD;
+    // Answers of pods and other servers are passed on as they are.
+    let is_own = path.as_deref().and_then(|path| path.first()).is_some_and(|first| first.starts_with("api"))
+        && !target.as_ref().is_ok_and(RequestTarget::is_proxied);
+    let compresses = is_own && !is_head && compression::accepts_gzip(request.headers());
     let mut record = None;
     let response = match Box::pin(route(server, request, path, target, &mut record)).await {
         Ok(response) => response,
@@ -49,6 +54,9 @@ pub(crate) async fn handle(server: Arc<ServerState>, request: Request<Body>) -> 
         None => response,
     };
     let mut response = yaml::rewritten(response, encoding).await;
+    if compresses {
+        response = compression::compressed(response).await;
+    }
     // As upstream: responses depend on the user and on the moment.
     let caching = response.headers_mut().entry(header::CACHE_CONTROL);
     caching.or_insert(HeaderValue::from_static("no-cache, private"));

@@ -23,6 +23,7 @@ mod bootstrap_tokens;
 mod call;
 mod certificates;
 mod compaction;
+mod compression;
 mod computed;
 mod config;
 mod custom;

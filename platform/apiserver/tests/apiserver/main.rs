@@ -7,6 +7,7 @@ mod audit;
 mod client;
 mod cluster_kinds;
 mod custom_resources;
+mod encodings;
 mod field_types;
 mod joining;
 mod kubectl;
