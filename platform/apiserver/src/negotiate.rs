@@ -29,6 +29,8 @@ pub(crate) enum Encoding {
     /// JSON with a field a line.
     IndentedJson,
     Yaml,
+    /// For kinds that have it: see [`crate::protobuf`].
+    Protobuf,
 }
 
 /// One media range of an `Accept` header.
@@ -67,6 +69,7 @@ impl Range<'_> {
         match self.media {
             "application/json" | "application/*" | "*/*" => Some(Encoding::Json),
             "application/yaml" => Some(Encoding::Yaml),
+            "application/vnd.kubernetes.protobuf" => Some(Encoding::Protobuf),
             _ => None,
         }
     }
@@ -112,15 +115,18 @@ pub(crate) fn stream_representation(headers: &HeaderMap) -> Result<Representatio
 pub(crate) fn encoding(headers: &HeaderMap, query: &str) -> Encoding {
     let json = if is_for_reading(headers, query) { Encoding::IndentedJson } else { Encoding::Json };
     // The fast path of nearly every request, without parsing the ranges.
-    let says_yaml = |value: &HeaderValue| value.as_bytes().windows(4).any(|part| part == b"yaml");
-    if !headers.get_all(header::ACCEPT).iter().any(says_yaml) {
+    let is_other = |value: &HeaderValue| {
+        let mut windows = value.as_bytes().windows(4);
+        windows.any(|part| part == b"yaml" || part == b"prot")
+    };
+    if !headers.get_all(header::ACCEPT).iter().any(is_other) {
         return json;
     }
     let accept = accept(headers);
     // A range whose form is not served does not decide the encoding of the next one.
     let served = |range: Range<'_>| range.representation().and(range.encoding());
     match ranges(&accept).find_map(served) {
-        Some(Encoding::Yaml) => Encoding::Yaml,
+        Some(other @ (Encoding::Yaml | Encoding::Protobuf)) => other,
         _ => json,
     }
 }
@@ -196,7 +202,8 @@ mod tests {
                 Some(Representation::Metadata),
             ),
             ("application/vnd.kubernetes.protobuf,application/json", Some(Representation::Object)),
-            ("application/vnd.kubernetes.protobuf", None),
+            ("application/vnd.kubernetes.protobuf", Some(Representation::Object)),
+            ("application/cbor", None),
             ("application/json;as=Chart;v=v1", None),
             ("application/json;as=Chart;v=v1,application/json", Some(Representation::Object)),
             ("application/yaml", Some(Representation::Object)),
@@ -220,6 +227,9 @@ mod tests {
             ("*/*;q=0.1,application/yaml", Encoding::Yaml, true),
             ("application/yaml;as=Chart;v=v1, application/json", Encoding::Json, true),
             ("application/yaml;q=0, application/json;q=0.1", Encoding::Json, true),
+            ("application/vnd.kubernetes.protobuf,application/json", Encoding::Protobuf, true),
+            ("application/vnd.kubernetes.protobuf", Encoding::Protobuf, false),
+            ("application/json,application/vnd.kubernetes.protobuf", Encoding::Json, true),
         ] {
             assert_eq!(encoding(&with(accept), ""), expected, "{accept}");
             assert_eq!(stream_representation(&with(accept)).is_ok(), of_a_stream, "{accept}");

@@ -1,9 +1,13 @@
-//! Request bodies in protobuf, by upstream's field numbers ([`crate::schema::wire`]). `kubectl create` and client-go
-//! send them; responses are always JSON, which their senders accept.
+//! Objects in protobuf, by upstream's field numbers ([`crate::schema::wire`]): bodies of requests are decoded here,
+//! answers are encoded in [`write`]. client-go and `kubectl create` use this form. Watches are always JSON.
+
+mod write;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use jiff::Timestamp;
 use serde_json::{Map, Value};
+
+pub(crate) use write::encode;
 
 use crate::schema::wire::{self, GoStruct, Multiplicity, Scalar, WireField};
 
