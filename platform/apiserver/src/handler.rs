@@ -37,7 +37,8 @@ pub(crate) async fn handle(server: Arc<ServerState>, request: Request<Body>) -> 
     let target = path
         .as_deref()
         .map_or_else(|| Err(ApiError::no_resource()), |path| RequestTarget::parse(path, &served));
-    let measure = server.metrics.start(request.method(), request.uri(), target.as_ref().ok());
+    let measure =
+        server.metrics.start(request.method(), request.uri(), request.headers(), target.as_ref().ok());
     let encoding = negotiate::encoding(request.headers(), request.uri().query().unwrap_or(""));
     let is_head = request.method() == Method::HEAD;
     // Answers of pods and other servers are passed on as they are.

@@ -141,16 +141,20 @@ async fn both_forms_of_discovery_agree() {
 async fn requests_are_counted() {
     let server = Fixture::new().await;
     server.get("/api/v1/pods").await;
-    server.get("/api/v1/namespaces/default/pods/absent").await;
+    server.get("/api/v1/namespaces/default/pods/absent/status").await;
     server.call("POST", "/api/v1/namespaces/default/pods", support::pod("p")).await;
+    let (path, form) = ("/api/v1/namespaces/default/pods/p?fieldManager=m", "application/apply-patch+yaml");
+    server.call_as("PATCH", path, form, "[]".into()).await;
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &server.metrics).unwrap();
     for line in [
-        "apiserver_requests_total{verb=\"list\",resource=\"pods\",code=\"200\"} 1",
-        "apiserver_requests_total{verb=\"get\",resource=\"pods\",code=\"404\"} 1",
-        "apiserver_requests_total{verb=\"create\",resource=\"pods\",code=\"201\"} 1",
-        "apiserver_request_duration_seconds_count{verb=\"list\",resource=\"pods\"} 1",
-        "apiserver_requests_in_flight 0",
+        "apiserver_request_total{component=\"apiserver\",verb=\"LIST\",group=\"\",version=\"v1\",resource=\"pods\",subresource=\"\",scope=\"cluster\",code=\"200\"} 1",
+        "verb=\"GET\",group=\"\",version=\"v1\",resource=\"pods\",subresource=\"status\",scope=\"resource\",code=\"404\"} 1",
+        "verb=\"POST\",group=\"\",version=\"v1\",resource=\"pods\",subresource=\"\",scope=\"namespace\",code=\"201\"} 1",
+        "verb=\"APPLY\",group=\"\",version=\"v1\",resource=\"pods\",subresource=\"\",scope=\"resource\",code=\"400\"} 1",
+        "apiserver_request_duration_seconds_bucket{le=\"60.0\",component=\"apiserver\",verb=\"LIST\"",
+        "apiserver_current_inflight_requests{request_kind=\"readOnly\"} 0",
+        "apiserver_current_inflight_requests{request_kind=\"mutating\"} 0",
     ] {
         assert!(text.contains(line), "{line} in\n{text}");
     }
