@@ -29,6 +29,8 @@ const WARNING_ORPHANED_PODS: &str = "child pods are preserved by default when jo
 pub(crate) struct DeleteOptions {
     pub(crate) grace_period_seconds: Option<i64>,
     pub(crate) propagation: Option<Propagation>,
+    /// The policy of an object whose finalizers name none, if the client chooses none.
+    default_propagation: Option<Propagation>,
     pub(crate) uid: Option<String>,
     pub(crate) resource_version: Option<String>,
     pub(crate) dry_run: bool,
@@ -83,6 +85,7 @@ impl DeleteOptions {
         Ok(Self {
             grace_period_seconds: said.grace_period_seconds.or(query.grace_period_seconds),
             propagation,
+            default_propagation: None,
             uid: text(preconditions.uid),
             resource_version: text(preconditions.resource_version),
             dry_run: !dry_run.is_empty() || query.dry_run,
@@ -235,7 +238,7 @@ impl ServerState {
             ("batch", "jobs") | ("", "replicationcontrollers")
         );
         let default = (orphans && !request.user.is_in_process()).then_some(Propagation::Orphan);
-        DeleteOptions { propagation: options.propagation.or(default), ..options.clone() }
+        DeleteOptions { default_propagation: default, ..options.clone() }
     }
 
     /// Deletes the objects of a list; returns their last states, and the deduplicated warnings.
@@ -268,7 +271,8 @@ impl ServerState {
 /// Decides the effect of a deletion, without writing.
 fn plan(kind: &Kind, object: &Object, options: &DeleteOptions, now: jiff::Timestamp) -> Step {
     let mut marked = object.clone();
-    set_finalizers(&mut marked, options.propagation);
+    let propagation = options.propagation.or_else(|| named_propagation(object));
+    set_finalizers(&mut marked, propagation.or(options.default_propagation));
     let mut grace = kind.grace.map_or(0, |grace| grace(object, options.grace_period_seconds));
     let meta_number = |field: &str| object.at(&["metadata", field]).and_then(Value::as_i64);
     if object.is_terminating() {
@@ -342,6 +346,15 @@ fn spec_finalizers(object: &Object) -> bool {
     object.at(&["spec", "finalizers"]).and_then(Value::as_array).is_some_and(|list| !list.is_empty())
 }
 
+/// The policy that the object's finalizers name. Of two, the first counts.
+fn named_propagation(object: &Object) -> Option<Propagation> {
+    object.finalizers().into_iter().find_map(|finalizer| match finalizer {
+        ORPHAN => Some(Propagation::Orphan),
+        FOREGROUND => Some(Propagation::Foreground),
+        _ => None,
+    })
+}
+
 /// Sets the finalizers that select how the garbage collector handles dependents. Without a policy they are not
 /// changed.
 fn set_finalizers(object: &mut Object, propagation: Option<Propagation>) {
@@ -351,7 +364,12 @@ fn set_finalizers(object: &mut Object, propagation: Option<Propagation>) {
         Propagation::Orphan => Some(ORPHAN),
         Propagation::Background => None,
     };
-    let kept = object.finalizers().into_iter().filter(|finalizer| ![FOREGROUND, ORPHAN].contains(finalizer));
+    let policies: Vec<_> =
+        object.finalizers().into_iter().filter(|name| [FOREGROUND, ORPHAN].contains(name)).collect();
+    if policies.iter().copied().eq(wanted) {
+        return;
+    }
+    let kept = object.finalizers().into_iter().filter(|name| ![FOREGROUND, ORPHAN].contains(name));
     let finalizers: Vec<Value> = kept.chain(wanted).map(Value::from).collect();
     let meta = object.meta_mut();
     if finalizers.is_empty() {

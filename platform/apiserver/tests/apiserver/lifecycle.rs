@@ -108,6 +108,23 @@ async fn propagation_becomes_finalizers() {
 }
 
 #[tokio::test]
+async fn finalizers_choose_the_propagation_that_a_deletion_leaves_open() {
+    let server = Fixture::new().await;
+    for (before, after) in [
+        (json!(["orphan", "foregroundDeletion"]), json!(["orphan"])),
+        (json!(["foregroundDeletion", "a.b/c", "orphan"]), json!(["a.b/c", "foregroundDeletion"])),
+        (json!(["foregroundDeletion", "a.b/c"]), json!(["foregroundDeletion", "a.b/c"])),
+    ] {
+        let mut body = config_map("a", json!({}));
+        body["metadata"]["finalizers"] = before.clone();
+        server.call("POST", MAPS, body).await;
+        let (_, marked) = server.call("DELETE", &format!("{MAPS}/a"), Value::Null).await;
+        assert_eq!(marked["metadata"]["finalizers"], after, "{before}");
+        server.merge(&format!("{MAPS}/a"), json!({"metadata": {"finalizers": null}})).await;
+    }
+}
+
+#[tokio::test]
 async fn preconditions_guard_a_deletion() {
     let server = Fixture::new().await;
     let (_, created) = server.call("POST", MAPS, config_map("a", json!({}))).await;
