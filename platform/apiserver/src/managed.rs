@@ -2,7 +2,8 @@
 //!
 //! The rules are those of upstream's `apimachinery/pkg/util/managedfields` and of structured-merge-diff's
 //! `merge.Updater`. An object is tracked once a client creates it with a `fieldManager` (as kubectl does) or applies
-//! it. Before that no owners are computed; at the first apply the earlier fields belong to `before-first-apply`.
+//! it; nodes are tracked always. Before that no owners are computed; at the first apply the earlier fields belong to
+//! `before-first-apply`.
 
 mod declared;
 mod set;
@@ -211,7 +212,9 @@ fn entries_after(
     let reset = is_reset(sent);
     let given = decode_entries(sent).filter(|_| part == Part::Main);
     let entries = given.or_else(|| old.and_then(entries_of).filter(|_| !reset));
-    let is_first = old.is_none() && request.manager.tracked && !reset;
+    // Of the platform's own objects, people change nodes most: their labels, annotations and taints.
+    let is_node = (request.kind.group, request.kind.plural) == ("", "nodes");
+    let is_first = old.is_none() && (request.manager.tracked || is_node) && !reset;
     let entries = entries.or_else(|| is_first.then(Vec::new))?;
     let change = match old {
         Some(old) => Change::between(request.kind, part, old, new),

@@ -65,6 +65,7 @@ impl Manager {
         let of_component = match user.name.as_str() {
             // Upstream's name of these controllers, by which clients recognise their fields.
             "system:mayfly:controllers" => "kube-controller-manager",
+            name if name.starts_with("system:node:") => "kubelet",
             name => name.strip_prefix("system:").unwrap_or("unknown"),
         };
         let unnamed = if user.is_in_process() { of_component } else { "unknown" };

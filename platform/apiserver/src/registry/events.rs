@@ -30,7 +30,18 @@ pub(super) fn kinds() -> Vec<Kind> {
             to_storage(&mut converted);
             core::event_cells(&converted, now)
         },
-        selectable: &[("reason", ""), ("reportingController", ""), ("type", "")],
+        selectable: &[
+            ("reason", ""),
+            ("regarding.kind", ""),
+            ("regarding.namespace", ""),
+            ("regarding.name", ""),
+            ("regarding.uid", ""),
+            ("regarding.apiVersion", ""),
+            ("regarding.resourceVersion", ""),
+            ("regarding.fieldPath", ""),
+            ("reportingController", ""),
+            ("type", ""),
+        ],
         on_create: |_| {},
         validate,
         ..Kind::built_in::<Event>("event")

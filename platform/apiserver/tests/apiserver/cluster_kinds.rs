@@ -159,3 +159,33 @@ async fn a_binding_may_be_posted_beside_its_pod() {
     assert_eq!(server.call("POST", bindings, binding("absent")).await.0, StatusCode::NOT_FOUND);
     assert_eq!(server.call("POST", bindings, binding("p")).await.0, StatusCode::CONFLICT);
 }
+
+#[tokio::test]
+async fn the_fields_of_a_node_have_owners_from_its_creation() {
+    let server = Fixture::new().await;
+    let nodes: kube::Api<k8s_openapi::api::core::v1::Node> = kube::Api::all(server.client());
+    let node = json!({"metadata": {"name": "n", "labels": {"a": "b"}}});
+    let created = nodes.create(&Default::default(), &serde_json::from_value(node).unwrap()).await.unwrap();
+    let owners = json!(created.metadata.managed_fields);
+    assert_eq!(owners[0]["fieldsV1"]["f:metadata"]["f:labels"]["f:a"], json!({}), "{owners}");
+}
+
+#[tokio::test]
+async fn events_are_selected_by_the_object_that_they_are_about() {
+    let server = Fixture::new().await;
+    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
+    for (name, kind) in [("e1", "Pod"), ("e2", "Job")] {
+        let event = json!({"metadata": {"name": name}, "eventTime": "2026-01-01T00:00:00.000000Z",
+            "reportingController": "a.example/b", "reportingInstance": "b-1", "action": "Look",
+            "reason": "Seen", "type": "Normal",
+            "regarding": {"kind": kind, "name": "x", "namespace": "default"}});
+        let (code, created) = server.call("POST", events, event).await;
+        assert_eq!(code, StatusCode::CREATED, "{created}");
+    }
+    for selector in ["regarding.kind=Job", "regarding.kind=Job,regarding.name=x", "regarding.kind!=Pod"] {
+        let (code, list) = server.get(&format!("{events}?fieldSelector={selector}")).await;
+        let names: Vec<_> =
+            list["items"].as_array().into_iter().flatten().map(|event| &event["metadata"]["name"]).collect();
+        assert_eq!((code, names), (StatusCode::OK, vec![&json!("e2")]), "{selector}: {list}");
+    }
+}
