@@ -18,6 +18,18 @@ pub(crate) struct NumberText {
     text: String,
 }
 
+impl NumberText {
+    /// The steps to the number: names of fields and indexes of lists.
+    pub(crate) fn path(&self) -> &[String] {
+        &self.path
+    }
+
+    /// The same text at another place.
+    pub(crate) fn at(&self, path: Vec<String>) -> Self {
+        Self { path, text: self.text.clone() }
+    }
+}
+
 /// The numbers other than short integers in a valid JSON text.
 pub(super) fn texts(json: &[u8]) -> Vec<NumberText> {
     let mut scan = Scan { json, at: 0, path: Vec::new(), found: Vec::new() };
@@ -36,7 +48,9 @@ pub(crate) fn restore(kind: &Kind, object: &mut Map<String, Value>, numbers: &[N
     }
     let mut value = Value::Object(std::mem::take(object));
     for number in numbers {
-        if let Some(quantity) = quantity(schemas(), schemas().root(kind), &mut value, &number.path) {
+        let quantity = quantity(schemas(), schemas().root(kind), &mut value, &number.path);
+        // A later operation of a patch may have written another number.
+        if let Some(quantity) = quantity.filter(|quantity| quantity.as_f64() == number.text.parse().ok()) {
             *quantity = Value::String(number.text.clone());
         }
     }

@@ -6,7 +6,17 @@ use json_patch::PatchOperation;
 use serde_json::Value;
 
 use super::{Part, WriteOutcome, WriteRequest, set_type, update::ObjectUpdate, validate_schema};
-use crate::{decode::Decoded, meta, object::Object, registry::Kind, server::ServerState, status::ApiError};
+use crate::{
+    decode::{
+        Decoded,
+        numbers::{self, NumberText},
+    },
+    meta,
+    object::Object,
+    registry::Kind,
+    server::ServerState,
+    status::ApiError,
+};
 
 /// The maximum number of operations in one JSON patch (upstream's limit).
 const JSON_PATCH_OPERATIONS_MAX: usize = 10_000;
@@ -57,6 +67,19 @@ impl Patch {
         }
     }
 
+    /// The numbers of the patch whose texts are kept, by their paths in the patched object. As upstream, a strategic
+    /// patch keeps none.
+    fn numbers_in_object(&self, numbers: &[NumberText]) -> Vec<NumberText> {
+        match self {
+            Self::Merge(_) => numbers.to_vec(),
+            Self::Json(patch) => {
+                let moved = |number: &NumberText| Some(number.at(path_in_object(&patch.0, number.path())?));
+                numbers.iter().filter_map(moved).collect()
+            }
+            Self::Strategic(_) => Vec::new(),
+        }
+    }
+
     /// The patched object, before it is normalised to its kind.
     fn apply(&self, kind: &Kind, current: &Object) -> Result<Object, ApiError> {
         let mut value = Value::Object(current.0.clone());
@@ -72,6 +95,20 @@ impl Patch {
             _ => Err(ApiError::unprocessable("the patched value is not a JSON object")),
         }
     }
+}
+
+/// The path of a number in the value of an operation of a JSON patch, in the patched object: `0/value/memory` of an
+/// operation at `/spec/limits` is `spec/limits/memory`.
+fn path_in_object(operations: &[PatchOperation], path: &[String]) -> Option<Vec<String>> {
+    let [at, member, rest @ ..] = path else { return None };
+    let operation = operations.get(at.parse::<usize>().ok()?).filter(|_| member == "value")?;
+    let target = match operation {
+        PatchOperation::Add(operation) => &operation.path,
+        PatchOperation::Replace(operation) => &operation.path,
+        _ => return None,
+    };
+    let target = target.tokens().map(|token| token.decoded().into_owned());
+    Some(target.chain(rest.iter().cloned()).collect())
 }
 
 /// Parses a JSON patch and checks the number of its operations.
@@ -141,6 +178,7 @@ impl ServerState {
         let kind = request.kind;
         self.change(request, name, part, |current| {
             let mut object = patch.apply(kind, current)?;
+            numbers::restore(kind, &mut object.0, &patch.numbers_in_object(&body.numbers));
             set_type(kind, &mut object)?;
             meta::set_name_and_namespace(&mut object, kind, &request.namespace, Some(name))?;
             let duplicates = body.duplicates.clone();

@@ -131,3 +131,24 @@ async fn quantities_are_read_and_written_as_upstream() {
         assert_eq!((code, &status["message"]), (StatusCode::BAD_REQUEST, &json!(message)), "{sent}");
     }
 }
+
+/// Upstream applies JSON patches and merge patches to texts, and a strategic patch to values.
+#[tokio::test]
+async fn a_quantity_in_a_patch_keeps_its_form() {
+    let server = Fixture::new().await;
+    let quotas = "/api/v1/namespaces/default/resourcequotas";
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"limits.memory": "1"}}});
+    server.call("POST", quotas, quota).await;
+    let merge = r#"{"spec": {"hard": {"limits.memory": 1e3}}}"#;
+    let operation = r#"[{"op": "replace", "path": "/spec/hard/limits.memory", "value": 2e3},
+                        {"op": "add", "path": "/spec/hard", "value": {"limits.memory": 3e3}}]"#;
+    for (form, patch, expected) in [
+        ("application/merge-patch+json", merge, "1e3"),
+        ("application/json-patch+json", operation, "3e3"),
+        ("application/strategic-merge-patch+json", merge, "1k"),
+    ] {
+        let (code, changed) = server.call_as("PATCH", &format!("{quotas}/q"), form, patch.into()).await;
+        assert_eq!(code, StatusCode::OK, "{changed}");
+        assert_eq!(changed["spec"]["hard"]["limits.memory"], expected, "{form}");
+    }
+}
