@@ -32,6 +32,7 @@ mod invocations;
 mod job_queues;
 mod jobs;
 mod kills;
+mod kube_rs;
 mod kubectl;
 mod kubectl_administration;
 mod kubectl_habits;
