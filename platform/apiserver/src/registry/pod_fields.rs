@@ -6,12 +6,15 @@ use serde_json::{Map, Value};
 
 use super::{
     pod_containers::{descending_path, topology_key, user_ids},
-    rules,
+    rules, volumes,
 };
 use crate::meta;
 
 /// The largest mode of a file.
 const MODE_MAX: i64 = 0o777;
+
+const HOST_PATH_TYPES: [&str; 8] =
+    ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
 
 /// Rules of a volume's source.
 pub(super) fn volume(volume: &Value, path: &str, errors: &mut Vec<FieldError>) {
@@ -29,6 +32,12 @@ pub(super) fn volume(volume: &Value, path: &str, errors: &mut Vec<FieldError>) {
     if host_path.split('/').any(|part| part == "..") {
         let shown = format!("{host_path:?}");
         errors.push(FieldError::invalid(format!("{path}.hostPath.path"), shown, "must not contain '..'"));
+    }
+    let kind = rules::text(&volume["hostPath"], "type");
+    rules::one_of(kind, &HOST_PATH_TYPES, &format!("{path}.hostPath.type"), errors);
+    if volume["ephemeral"].is_object() {
+        let path = format!("{path}.ephemeral.volumeClaimTemplate");
+        claim_template(&volume["ephemeral"]["volumeClaimTemplate"], &path, errors);
     }
     named("secret", "secretName", errors);
     named("configMap", "name", errors);
@@ -48,6 +57,20 @@ pub(super) fn volume(volume: &Value, path: &str, errors: &mut Vec<FieldError>) {
             file(item, source, &format!("{path}.items[{at}]"), errors);
         }
     }
+}
+
+/// The template of the claim of a generic ephemeral volume (upstream's `ValidatePersistentVolumeClaimTemplate`).
+fn claim_template(template: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    if !rules::required(template, path, errors) {
+        return;
+    }
+    let metadata = &template["metadata"];
+    for (name, _) in rules::members(&metadata["annotations"]) {
+        let path = format!("{path}.metadata.annotations");
+        meta::qualified_name_errors(&name.to_lowercase(), &path, errors);
+    }
+    rules::labels(&metadata["labels"], &format!("{path}.metadata.labels"), errors);
+    volumes::claim_spec_errors(&template["spec"], &format!("{path}.spec"), errors);
 }
 
 fn mode(mode: &Value, path: &str, errors: &mut Vec<FieldError>) {
@@ -229,12 +252,40 @@ mod tests {
         let place = format!("spec.affinity.nodeAffinity.{REQUIRED}.nodeSelectorTerms");
         for good in [
             json!({"volumes": [{"name": "v", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "s"}}]}),
+            json!({"volumes": [{"name": "e", "ephemeral": {"volumeClaimTemplate": {
+                "metadata": {"labels": {"a": "b"}, "annotations": {"C": "d e"}},
+                "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Block",
+                         "resources": {"requests": {"storage": "1Gi"}}}}}}]}),
             term(json!({"key": "a", "operator": "In", "values": ["b"]})),
             json!({"hostname": "a", "nodeSelector": {"a": "b"}, "securityContext": {"fsGroup": 5}}),
         ] {
             assert_eq!(told(good.clone()), Vec::<String>::new(), "{good}");
         }
         for (spec, expected) in [
+            (
+                json!({"volumes": [{"ephemeral": {}}]}),
+                "spec.volumes[0].ephemeral.volumeClaimTemplate: Required value".to_owned(),
+            ),
+            (
+                json!({"volumes": [{"ephemeral": {"volumeClaimTemplate": {"metadata": {"labels": {"a": "b c"}},
+                    "spec": {"accessModes": ["ReadWriteOnce"], "volumeMode": "Block",
+                             "resources": {"requests": {"storage": "1Gi"}}}}}}]}),
+                format!(
+                    "spec.volumes[0].ephemeral.volumeClaimTemplate.metadata.labels: Invalid value: \"b c\": {}",
+                    meta::label_value("b c").unwrap_err()
+                ),
+            ),
+            (
+                json!({"volumes": [{"ephemeral": {"volumeClaimTemplate": {"spec": {
+                    "accessModes": ["ReadWriteOnce"], "volumeMode": "Block"}}}}]}),
+                "spec.volumes[0].ephemeral.volumeClaimTemplate.spec.resources[storage]: Required value".to_owned(),
+            ),
+            (
+                json!({"volumes": [{"hostPath": {"path": "/x", "type": "Door"}}]}),
+                "spec.volumes[0].hostPath.type: Unsupported value: \"Door\": supported values: \"\", \"BlockDevice\", \
+                 \"CharDevice\", \"Directory\", \"DirectoryOrCreate\", \"File\", \"FileOrCreate\", \"Socket\""
+                    .to_owned(),
+            ),
             (json!({"volumes": [{"secret": {}}]}), "spec.volumes[0].secret.secretName: Required value".to_owned()),
             (
                 json!({"volumes": [{"configMap": {"name": "m", "defaultMode": 512}}]}),

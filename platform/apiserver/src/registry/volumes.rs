@@ -118,24 +118,30 @@ fn claim() -> Kind {
     }
 }
 
-fn validate_claim(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
-    let mut errors = Vec::new();
-    let spec = rules::get(new, &["spec"]);
+/// Validates the spec of a claim, or of a template of claims.
+pub(super) fn claim_spec_errors(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    let modes_path = format!("{path}.accessModes");
     if spec["accessModes"].as_array().is_none_or(Vec::is_empty) {
-        errors.push(FieldError::required("spec.accessModes", "at least 1 access mode is required"));
+        errors.push(FieldError::required(modes_path.clone(), "at least 1 access mode is required"));
     }
-    modes(&spec["accessModes"], "spec.accessModes", &mut errors);
-    rules::label_selector(&spec["selector"], "spec.selector", &mut errors);
+    modes(&spec["accessModes"], &modes_path, errors);
+    rules::label_selector(&spec["selector"], &format!("{path}.selector"), errors);
+    let storage = format!("{path}.resources[storage]");
     match spec["resources"]["requests"].get("storage") {
-        None => errors.push(FieldError::required("spec.resources[storage]", "")),
-        Some(amount) => positive(amount, "spec.resources[storage]", &mut errors),
+        None => errors.push(FieldError::required(storage, "")),
+        Some(amount) => positive(amount, &storage, errors),
     }
     let class = rules::text(spec, "storageClassName");
     if let (false, Err(why)) = (class.is_empty(), names::dns_subdomain(class)) {
-        errors.push(FieldError::invalid("spec.storageClassName", format!("{class:?}"), why));
+        errors.push(FieldError::invalid(format!("{path}.storageClassName"), format!("{class:?}"), why));
     }
     let mode = rules::text(spec, "volumeMode");
-    rules::one_of(mode, &["Block", "Filesystem"], "spec.volumeMode", &mut errors);
+    rules::one_of(mode, &["Block", "Filesystem"], &format!("{path}.volumeMode"), errors);
+}
+
+fn validate_claim(new: &Object, old: Option<&Object>) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    claim_spec_errors(rules::get(new, &["spec"]), "spec", &mut errors);
     if let Some(old) = old {
         let rest = |object: &Object| {
             let mut spec = object.at(&["spec"]).and_then(Value::as_object).cloned().unwrap_or_default();
