@@ -160,6 +160,7 @@ impl Kubelet {
             node: config.node_name.clone(),
             client: client.clone(),
             pods: pods.clone(),
+            nodes: informers.of(),
         });
         let plugins = config.csi.clone().map(|csi| PluginRegistry {
             folder: csi.folder.join(mayfly_csi::names::REGISTRY),

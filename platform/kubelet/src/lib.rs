@@ -16,8 +16,8 @@
 #![warn(missing_debug_implementations)]
 
 mod addresses;
-mod config;
 mod artifacts;
+mod config;
 mod follow;
 mod function_logs;
 mod http;
@@ -42,8 +42,8 @@ mod usage;
 mod volume_statistics;
 mod volumes;
 
-pub use config::Config;
 pub use artifacts::ApiArtifacts;
+pub use config::Config;
 pub use image_collection::ImageCollection;
 pub use job::JobFiles;
 pub use kubelet::Kubelet;

@@ -11,7 +11,10 @@ use kube::{
 };
 use mayfly_api::{
     ObjectKey,
-    k8s::api::core::v1::{Pod, Toleration},
+    k8s::{
+        api::core::v1::{Node, Pod, Toleration},
+        apimachinery::pkg::apis::meta::v1::OwnerReference,
+    },
 };
 use mayfly_informer::Informer;
 use sha2::{Digest as _, Sha256};
@@ -34,6 +37,7 @@ pub(crate) struct StaticPods {
     pub(crate) node: String,
     pub(crate) client: Client,
     pub(crate) pods: Informer<Pod>,
+    pub(crate) nodes: Informer<Node>,
 }
 
 /// The action for one pod.
@@ -86,12 +90,29 @@ impl StaticPods {
         pods
     }
 
+    /// The node as the owner of its mirror pods (as upstream; the API server requires it of nodes).
+    fn owner(&self) -> Option<OwnerReference> {
+        let node = self.nodes.get(&ObjectKey::cluster(&self.node))?;
+        Some(OwnerReference {
+            api_version: "v1".into(),
+            kind: "Node".into(),
+            name: self.node.clone(),
+            uid: node.metadata.uid.clone()?,
+            controller: Some(true),
+            ..OwnerReference::default()
+        })
+    }
+
     async fn act(&self, step: StaticPodStep) {
         let done = match &step {
             StaticPodStep::Create(pod) => {
                 let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
                 let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-                api.create(&PostParams::default(), pod).await.map(drop)
+                // Until the node is registered, its static pods have no object: the next scan creates it.
+                let Some(owner) = self.owner() else { return };
+                let mut pod = pod.clone();
+                pod.metadata.owner_references = Some(vec![owner]);
+                api.create(&PostParams::default(), &pod).await.map(drop)
             }
             StaticPodStep::Delete { key, uid } => {
                 let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
