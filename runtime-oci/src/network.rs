@@ -24,7 +24,7 @@ use tokio::{
     sync::{Mutex, watch},
 };
 
-use self::range::BridgeConfig;
+use self::range::StoredBridge;
 pub use self::range::{BridgeOptions, PodRange};
 use crate::availability::find_program;
 
@@ -82,7 +82,7 @@ impl BridgeNetwork {
     ) -> Self {
         let known = match options.range {
             // A damaged file is reported by the next pod.
-            PodRange::Chosen => BridgeConfig::load(&folder).ok().flatten().map(|config| config.range),
+            PodRange::Chosen => StoredBridge::load(&folder).ok().flatten().map(|config| config.range),
             PodRange::Assigned(_) => None,
         };
         let range = watch::Sender::new(known);
@@ -105,12 +105,12 @@ impl BridgeNetwork {
     }
 
     /// The bridge's name and range: chosen for the first pod, or assigned by the cluster.
-    pub(crate) async fn reserve(&self) -> Result<BridgeConfig, NetworkError> {
+    pub(crate) async fn reserve(&self) -> Result<StoredBridge, NetworkError> {
         let config = match &self.options.range {
-            PodRange::Chosen => BridgeConfig::chosen(&self.folder, self.options.cluster_pods),
+            PodRange::Chosen => StoredBridge::chosen(&self.folder, self.options.cluster_pods),
             PodRange::Assigned(range) => {
                 let range = range::assignment(range).await?;
-                BridgeConfig::assigned(&self.folder, self.options.cluster_pods, range, bridge_exists)
+                StoredBridge::assigned(&self.folder, self.options.cluster_pods, range, bridge_exists)
             }
         }?;
         self.range.send_if_modified(|range| range.replace(config.range) != Some(config.range));
@@ -118,7 +118,7 @@ impl BridgeNetwork {
     }
 
     /// The plugins' configuration of the bridge.
-    fn plugin_config(&self, config: &BridgeConfig) -> Value {
+    fn plugin_config(&self, config: &StoredBridge) -> Value {
         let mtu = self.options.mtu.as_ref().and_then(|mtu| *mtu.borrow());
         bridge_config(config, &self.folder, self.dual_stack, mtu)
     }
@@ -196,7 +196,7 @@ impl PodNetwork for BridgeNetwork {
 
     async fn detach(&self, pod: &NetworkAttachment) -> Result<(), NetworkError> {
         let mut keeps_addresses = self.turn.lock().await;
-        let Some(config) = BridgeConfig::load(&self.folder)? else { return Ok(()) };
+        let Some(config) = StoredBridge::load(&self.folder)? else { return Ok(()) };
         if !pod.host_ports.is_empty() {
             let ports = portmap_config(&pod.host_ports, None);
             self.call("portmap", Verb::Del, pod, INTERFACE, &ports).await?;
@@ -211,13 +211,14 @@ impl PodNetwork for BridgeNetwork {
 }
 
 fn bridge_exists(bridge: &str) -> bool {
-    fs::exists(format!("/sys/class/net/{bridge}")).unwrap_or(true)
+    // The files of /sys/class/net belong to the network namespace in which /sys was mounted; these to the own one.
+    fs::exists(format!("/proc/sys/net/ipv4/conf/{bridge}")).unwrap_or(true)
 }
 
 /// Lets packets to pods of other nodes keep the addresses of their pods, by which policies recognise them: the plugin
 /// `bridge` replaces those of all packets that leave the range. The rule comes before the plugin's. Returns whether it is
 /// there; without it, pods still reach each other, so a failure is only logged.
-async fn keep_addresses(config: &BridgeConfig, cluster_pods: Ipv4Net) -> bool {
+async fn keep_addresses(config: &StoredBridge, cluster_pods: Ipv4Net) -> bool {
     let rule = address_rule(config, cluster_pods);
     if iptables("-C", &rule).await.is_ok() {
         return true;
@@ -233,14 +234,14 @@ async fn keep_addresses(config: &BridgeConfig, cluster_pods: Ipv4Net) -> bool {
 }
 
 /// Removes the rule of [`keep_addresses`]. A rule that is left does not matter without pods.
-async fn masquerade_again(config: &BridgeConfig, cluster_pods: Ipv4Net) {
+async fn masquerade_again(config: &StoredBridge, cluster_pods: Ipv4Net) {
     if let Err(error) = iptables("-D", &address_rule(config, cluster_pods)).await {
         tracing::debug!(error, bridge = config.bridge, "cannot remove the masquerading exception");
     }
 }
 
 /// Connections through a port of the host still get the node's address: their answers must come back through it.
-fn address_rule(config: &BridgeConfig, cluster_pods: Ipv4Net) -> Vec<String> {
+fn address_rule(config: &StoredBridge, cluster_pods: Ipv4Net) -> Vec<String> {
     let (range, pods) = (config.range.to_string(), cluster_pods.to_string());
     let comment = format!("mayfly: {} keeps addresses of pods", config.bridge);
     let rule = ["-s", &range, "-d", &pods, "-m", "mark", "!", "--mark", PORT_MAPPING_MARK];
@@ -269,8 +270,10 @@ fn route_services(bridge: &str) -> Result<(), NetworkError> {
 
 /// Removes a bridge without pods; the attachment of the next pod creates it again. Returns whether it has no pods.
 async fn remove_unused(bridge: &str) -> Result<bool, NetworkError> {
-    let ports = std::fs::read_dir(format!("/sys/class/net/{bridge}/brif"));
-    if ports.is_ok_and(|mut ports| ports.next().is_some()) {
+    // Not by the files of /sys/class/net: they belong to the network namespace in which /sys was mounted. The command
+    // fails if there is no such bridge.
+    let ports = Command::new("ip").args(["-o", "link", "show", "master", bridge]).output().await;
+    if ports.is_ok_and(|ports| ports.status.success() && !ports.stdout.is_empty()) {
         return Ok(false);
     }
     let removed = Command::new("ip").args(["link", "delete", "dev", bridge]).output().await;
@@ -295,7 +298,7 @@ fn range_v6(range: Ipv4Net) -> Ipv6Net {
 }
 
 fn bridge_config(
-    config: &BridgeConfig,
+    config: &StoredBridge,
     folder: &std::path::Path,
     dual_stack: bool,
     mtu: Option<u32>,
@@ -358,7 +361,7 @@ mod tests {
     #[test]
     fn pods_of_both_families_have_ranges_of_both() {
         let range = "10.212.7.0/24".parse().unwrap();
-        let config = BridgeConfig { bridge: "mf-1".into(), range };
+        let config = StoredBridge { bridge: "mf-1".into(), range };
         let plugin = bridge_config(&config, std::path::Path::new("/d"), true, Some(1450));
         assert_eq!(plugin["mtu"], 1450);
         let ipam = plugin["ipam"].clone();

@@ -46,7 +46,7 @@ impl Default for BridgeOptions {
 
 /// The stored configuration of a bridge, reused after a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct BridgeConfig {
+pub(crate) struct StoredBridge {
     pub(super) bridge: String,
     #[serde(serialize_with = "write_range", deserialize_with = "read_range")]
     pub(crate) range: Ipv4Net,
@@ -60,7 +60,7 @@ fn read_range<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Ipv4Net, D::E
     String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
 }
 
-impl BridgeConfig {
+impl StoredBridge {
     /// The configuration stored in a folder, if there is one.
     pub(super) fn load(folder: &Path) -> Result<Option<Self>, NetworkError> {
         let file = folder.join("bridge.json");
@@ -146,13 +146,13 @@ fn routes(text: &str) -> Vec<Ipv4Net> {
 
 /// A range that no route of the host overlaps. The search starts at a position that depends on the data directory, so
 /// that two servers on one host rarely compete.
-fn choose(folder: &Path, cluster_pods: Ipv4Net, used: &[Ipv4Net]) -> Option<BridgeConfig> {
+fn choose(folder: &Path, cluster_pods: Ipv4Net, used: &[Ipv4Net]) -> Option<StoredBridge> {
     let ranges: Vec<Ipv4Net> = cluster_pods.subnets(RANGE_PREFIX).ok()?.collect();
     let first = usize::from(digest(folder)[0]);
     let overlaps = |range: &Ipv4Net| used.iter().any(|other| other.contains(range) || range.contains(other));
     let candidates = (0..ranges.len()).filter_map(|step| ranges.get((first + step) % ranges.len()).copied());
     let range = candidates.into_iter().find(|range| !overlaps(range))?;
-    Some(BridgeConfig { bridge: bridge_name(folder), range })
+    Some(StoredBridge { bridge: bridge_name(folder), range })
 }
 
 fn digest(folder: &Path) -> [u8; 32] {
@@ -192,19 +192,19 @@ mod tests {
     fn an_assigned_range_may_change_while_the_node_has_no_bridge() {
         let folder = tempfile::tempdir().unwrap();
         let (first, second) = ("10.212.7.0/24".parse().unwrap(), "10.212.8.0/24".parse().unwrap());
-        let assigned = |range, exists| BridgeConfig::assigned(folder.path(), CLUSTER_PODS, range, |_| exists);
+        let assigned = |range, exists| StoredBridge::assigned(folder.path(), CLUSTER_PODS, range, |_| exists);
         let config = assigned(first, false).unwrap();
         assert_eq!(config.range, first);
         assert_eq!(assigned(first, true).as_ref(), Ok(&config), "after a restart");
         let error = assigned(second, true).unwrap_err().0;
         assert!(error.contains("10.212.7.0/24") && error.contains("10.212.8.0/24"), "{error}");
-        assert_eq!(BridgeConfig::load(folder.path()), Ok(Some(config.clone())));
-        assert_eq!(assigned(second, false), Ok(BridgeConfig { range: second, ..config.clone() }));
+        assert_eq!(StoredBridge::load(folder.path()), Ok(Some(config.clone())));
+        assert_eq!(assigned(second, false), Ok(StoredBridge { range: second, ..config.clone() }));
         let error = assigned("10.96.0.0/24".parse().unwrap(), false).unwrap_err().0;
         assert!(error.contains("10.212.0.0/16"), "{error}");
         // A range that the node chose before it joined a cluster is kept by one that chooses.
-        let chosen = BridgeConfig::chosen(folder.path(), CLUSTER_PODS).unwrap();
-        assert_eq!(chosen, BridgeConfig { range: second, ..config });
+        let chosen = StoredBridge::chosen(folder.path(), CLUSTER_PODS).unwrap();
+        assert_eq!(chosen, StoredBridge { range: second, ..config });
     }
 
     #[tokio::test(start_paused = true)]
