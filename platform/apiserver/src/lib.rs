@@ -73,7 +73,7 @@ pub use audit::{Audit, AuditError, AuditPolicyError};
 pub use bootstrap_tokens::BootstrapToken;
 pub use certificates::{AuthorityError, ClientAuthority};
 pub use config::{ApiServerDeps, Clock, Config, FunctionConnector, Inspector, NodeConnector, NodeError};
-pub use pki::{Identity, NodeClientCertificate, PkiError, SignError};
+pub use pki::{Identity, NodeClientCertificate, PkiError, ServingCertificate, SignError};
 pub use server::{ApiServer, ServerStartError};
 pub use services::{InvalidNetwork, ServiceNetwork, ServiceNetworks};
 pub use status::{ApiError, Cause, Details};

@@ -80,6 +80,22 @@ pub struct Identity {
     ca_key: Arc<KeyPair>,
     client_authority: ClientAuthority,
     tls: Arc<rustls::ServerConfig>,
+    serving: ServingCertificate,
+}
+
+/// The certificate of the server, for ports beside that of the API.
+#[derive(Clone)]
+pub struct ServingCertificate {
+    pub certificate_pem: String,
+    /// Its key, as PKCS #8.
+    pub key_pem: String,
+}
+
+/// Does not show the key.
+impl std::fmt::Debug for ServingCertificate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServingCertificate").finish_non_exhaustive()
+    }
 }
 
 /// Shows neither keys nor the token.
@@ -125,10 +141,24 @@ impl Identity {
         };
         let service_account_key = service_account_key(folder)?;
         let client_authority = ClientAuthority::of_pem(&ca_pem)?;
-        let tls = issue(&ca_key, &client_authority, extra_names, now)?;
+        let (tls, serving) = issue(&ca_key, &client_authority, extra_names, now)?;
         let ca_key = Arc::new(ca_key);
         let ca_hash = hash(&ca_pem)?;
-        Ok(Self { ca_pem, ca_hash, token, service_account_key, ca_key, client_authority, tls: Arc::new(tls) })
+        Ok(Self {
+            ca_pem,
+            ca_hash,
+            token,
+            service_account_key,
+            ca_key,
+            client_authority,
+            tls: Arc::new(tls),
+            serving,
+        })
+    }
+
+    /// The certificate of the TLS configuration, whose names include the extra ones.
+    pub fn serving_certificate(&self) -> &ServingCertificate {
+        &self.serving
     }
 
     /// The administrator's bearer token.
@@ -287,7 +317,7 @@ fn issue(
     clients: &ClientAuthority,
     extra_names: &[String],
     now: Timestamp,
-) -> Result<rustls::ServerConfig, PkiError> {
+) -> Result<(rustls::ServerConfig, ServingCertificate), PkiError> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::CommonName, "mayfly-apiserver");
@@ -309,6 +339,7 @@ fn issue(
     let key = KeyPair::generate()?;
     let issuer = Issuer::new(authority(now), ca_key);
     let certificate = params.signed_by(&key, &issuer)?;
+    let serving = ServingCertificate { certificate_pem: certificate.pem(), key_pem: key.serialize_pem() };
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut tls = rustls::ServerConfig::builder_with_provider(provider)
@@ -316,7 +347,7 @@ fn issue(
         .with_client_cert_verifier(clients.handshake())
         .with_single_cert(vec![certificate.der().clone()], key)?;
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(tls)
+    Ok((tls, serving))
 }
 
 /// A DNS name or an IP address as a name of a certificate; `None` if the text is neither.
