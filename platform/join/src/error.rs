@@ -16,7 +16,8 @@ pub enum JoinError {
     },
     /// There are no credentials that can be used, and no token.
     #[error(
-        "{reason}; a token is needed to join {server}: create one on the server with `mayfly token create`"
+        "{reason}; a token is needed to join {server}: the server prints it when it starts, and keeps it in the file \
+         join-token of its data directory"
     )]
     TokenNeeded {
         /// The server's address.
