@@ -30,7 +30,7 @@ use crate::{
     refusal::Refusal,
     rewrite::{normalise_host, without_prefix},
     routes::{self, FoundRoute, RoutePlace, RouteTable, SetCookie},
-    run::{Answered, Turn},
+    run::{RequestTurn, RunAnswer},
     target::{DemandSignal, RevisionTarget},
 };
 
@@ -298,14 +298,14 @@ impl Proxy {
         StartedRequest { target, turn, arrived, set_cookie, exceeded, access }
     }
 
-    fn turn(&self, target: &Arc<RevisionTarget>, request: Request<Body>, arrived: Instant) -> Turn {
+    fn turn(&self, target: &Arc<RevisionTarget>, request: Request<Body>, arrived: Instant) -> RequestTurn {
         let deadline = arrived + target.timeout;
         if let Peers::Leader(leader) = &self.peers
             && leader.is_for_leader(target)
         {
-            return Turn::Forwarded(leader.call(target, &self.demand, request, arrived, deadline));
+            return RequestTurn::Forwarded(leader.call(target, &self.demand, request, arrived, deadline));
         }
-        Turn::begin(target, &self.demand, self.peers.nodes(), None, request, arrived, deadline)
+        RequestTurn::begin(target, &self.demand, self.peers.nodes(), None, request, arrived, deadline)
     }
 
     /// Waits for the revision's response, and converts it for the client.
@@ -334,7 +334,7 @@ enum Continuation {
 /// A request that was started, or waits for admission.
 struct StartedRequest {
     target: Arc<RevisionTarget>,
-    turn: Turn,
+    turn: RequestTurn,
     arrived: Instant,
     set_cookie: Option<SetCookie>,
     exceeded: Option<Arc<AtomicBool>>,
@@ -369,8 +369,8 @@ fn prepared(
 }
 
 /// The guest's response in the client's form.
-fn response(answered: Answered, set_cookie: Option<SetCookie>) -> Response<ResponseBody> {
-    let Answered { answer: Answer { response, timings }, permit, queue } = answered;
+fn response(answered: RunAnswer, set_cookie: Option<SetCookie>) -> Response<ResponseBody> {
+    let RunAnswer { answer: Answer { response, timings }, permit, queue } = answered;
     let mut response = response.map(|body| ResponseBody::guest(body, permit));
     let answer_headers = response.headers_mut();
     headers::strip_hop_by_hop(answer_headers);

@@ -17,16 +17,16 @@ use crate::{
 };
 
 /// A request with a resolved revision.
-pub(crate) enum Turn {
+pub(crate) enum RequestTurn {
     Running(Run),
     Waiting(BoxFuture<'static, Result<Run, Refusal>>),
     /// Sent to the leader.
-    Forwarded(BoxFuture<'static, Result<Answered, Refusal>>),
+    Forwarded(BoxFuture<'static, Result<RunAnswer, Refusal>>),
     Refused(Refusal),
 }
 
 /// A function's response, not yet in the client's form.
-pub(crate) struct Answered {
+pub(crate) struct RunAnswer {
     pub(crate) answer: Answer,
     /// `None` for a request that another gateway has admitted.
     pub(crate) permit: Option<Permit>,
@@ -34,7 +34,7 @@ pub(crate) struct Answered {
     pub(crate) queue: Duration,
 }
 
-impl Turn {
+impl RequestTurn {
     /// Calls the revision if it admits the request; otherwise the request waits in the revision's queue, or is refused.
     /// `nodes`: the other nodes that the call may go to, except for `from`, which has sent the request.
     pub(crate) fn begin(
@@ -73,7 +73,7 @@ impl Turn {
     }
 
     /// Waits for the revision's response.
-    pub(crate) async fn end(self, target: &RevisionTarget, arrived: Instant) -> Result<Answered, Refusal> {
+    pub(crate) async fn end(self, target: &RevisionTarget, arrived: Instant) -> Result<RunAnswer, Refusal> {
         match self {
             Self::Running(run) => run.answer(target, arrived).await,
             Self::Waiting(turn) => match turn.await {
@@ -151,7 +151,7 @@ impl Run {
         }
     }
 
-    async fn answer(mut self, target: &RevisionTarget, arrived: Instant) -> Result<Answered, Refusal> {
+    async fn answer(mut self, target: &RevisionTarget, arrived: Instant) -> Result<RunAnswer, Refusal> {
         let started = self.permit.started();
         match self.call.answer(target).await {
             Ok(answer) => {
@@ -167,7 +167,7 @@ impl Run {
                         counts.cold.observe(timings.load + timings.instantiate);
                     }
                 }
-                Ok(Answered { answer, permit: Some(self.permit), queue })
+                Ok(RunAnswer { answer, permit: Some(self.permit), queue })
             }
             Err(refusal) => {
                 self.permit.status = Some(refusal.code.status().as_u16());

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fake_api::FakeApi;
+use fake_api::NodeApi;
 use ipnet::Ipv4Net;
 use mayfly_informer::Informers;
 use mayfly_network::{
@@ -197,7 +197,7 @@ impl TestNode {
     }
 
     /// Follows the Nodes of an API server on a thread in the node's namespace.
-    fn run_role(&self, api: &FakeApi, stop: &CancellationToken) -> JoinHandle<()> {
+    fn run_role(&self, api: &NodeApi, stop: &CancellationToken) -> JoinHandle<()> {
         let (config, api, stop) = (self.config.clone(), api.clone(), stop.clone());
         let running = async move {
             // The client has a task, which belongs to this thread's runtime.
@@ -414,7 +414,7 @@ async fn role_scenario() {
     make_networks();
     let a = TestNode::create("a", 1, "192.0.2.1/24", "lan1", "192.0.2.254");
     let c = TestNode::create("c", 3, "198.51.100.3/24", "lan2", "198.51.100.254");
-    let api = FakeApi::default();
+    let api = NodeApi::default();
     for node in [&a, &c] {
         api.put("nodes", node.object());
     }

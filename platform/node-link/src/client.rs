@@ -9,7 +9,7 @@ use rustls::client::WebPkiServerVerifier;
 
 use crate::{
     error::{LinkError, LinkSetupError, with_causes},
-    pool::{Agent, Lease, LeasedBody, Pool},
+    pool::{Agent, LeasedBody, Pool, PooledConnection},
     tls::{LinkAuthorities, LinkCertificate},
     upgrade,
 };
@@ -188,7 +188,7 @@ impl Fate {
     }
 
     /// Whether a request that can be repeated may be, after it was sent on the connection of `lease`.
-    fn permits_repetition(self, lease: &Lease) -> bool {
+    fn permits_repetition(self, lease: &PooledConnection) -> bool {
         match self {
             Self::Unprocessed => true,
             // A new connection that breaks at once would break again.

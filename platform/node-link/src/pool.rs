@@ -94,13 +94,13 @@ struct OpenConnection {
 }
 
 /// A stream of a connection, from the request to the end of its response.
-pub(crate) struct Lease {
+pub(crate) struct PooledConnection {
     connection: Arc<OpenConnection>,
     agent: Agent,
     is_reused: bool,
 }
 
-impl Lease {
+impl PooledConnection {
     /// Sends a request.
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for PooledConnection {
     fn drop(&mut self) {
         *self.connection.idle_since.lock() = Instant::now();
         self.connection.in_flight.fetch_sub(1, Ordering::Release);
@@ -132,13 +132,13 @@ impl Drop for Lease {
 
 /// The next step of a call that needs a stream.
 enum Next {
-    Send(Lease),
+    Send(PooledConnection),
     Wait(Opening),
 }
 
 impl Pool {
     /// A stream of a connection to an agent; opens a connection if there is none with a free stream.
-    pub(crate) async fn lease(link: &Arc<Link>, agent: &Agent) -> Result<Lease, LinkError> {
+    pub(crate) async fn lease(link: &Arc<Link>, agent: &Agent) -> Result<PooledConnection, LinkError> {
         // Each round but the last opens a connection, or finds the streams of a new one in use by other calls.
         for _ in 0..=link.config.connections_per_node_max {
             match Self::try_lease(link, agent)? {
@@ -161,7 +161,7 @@ impl Pool {
             connection.in_flight.fetch_add(1, Ordering::AcqRel);
             let is_reused = connection.used.swap(true, Ordering::AcqRel);
             let (connection, agent) = (connection.clone(), agent.clone());
-            return Ok(Next::Send(Lease { connection, agent, is_reused }));
+            return Ok(Next::Send(PooledConnection { connection, agent, is_reused }));
         }
         if let Some(opening) = &connections.opening {
             return Ok(Next::Wait(opening.clone()));
@@ -325,11 +325,11 @@ fn connect_error(agent: &Agent, cause: String) -> LinkError {
 /// A response's body, which occupies its stream until it is dropped.
 pub(crate) struct LeasedBody {
     body: Incoming,
-    _lease: Lease,
+    _lease: PooledConnection,
 }
 
 impl LeasedBody {
-    pub(crate) fn new(body: Incoming, lease: Lease) -> Self {
+    pub(crate) fn new(body: Incoming, lease: PooledConnection) -> Self {
         Self { body, _lease: lease }
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     invocations::{INVOCATION_TIMEOUT, InvocationQueue},
     metrics::GatewayCounts,
     refusal::{Refusal, RefusalCode},
-    run::{Answered, Turn},
+    run::{RequestTurn, RunAnswer},
     target::{DemandSignal, RevisionTarget, Upstream},
     unread_body::UnreadBody,
 };
@@ -67,7 +67,7 @@ impl LeaderForwarder {
         request: Request<Body>,
         arrived: Instant,
         deadline: Instant,
-    ) -> BoxFuture<'static, Result<Answered, Refusal>> {
+    ) -> BoxFuture<'static, Result<RunAnswer, Refusal>> {
         let (forwarder, target, demand) = (self.clone(), target.clone(), demand.clone());
         Box::pin(async move {
             let (parts, body) = request.into_parts();
@@ -87,7 +87,9 @@ impl LeaderForwarder {
             let body = if is_empty { Some(body::empty()) } else { unread.take() };
             let (Some(body), true) = (body, can_run_here(&target)) else { return Err(refusal) };
             let request = Request::from_parts(parts, body);
-            Turn::begin(&target, &demand, None, None, request, arrived, deadline).end(&target, arrived).await
+            RequestTurn::begin(&target, &demand, None, None, request, arrived, deadline)
+                .end(&target, arrived)
+                .await
         })
     }
 
@@ -110,11 +112,11 @@ fn can_run_here(target: &RevisionTarget) -> bool {
 }
 
 /// The leader's answer. This gateway has admitted nothing, so there is no permit.
-fn forwarded(answer: Answer, target: &RevisionTarget, deadline: Instant) -> Answered {
+fn forwarded(answer: Answer, target: &RevisionTarget, deadline: Instant) -> RunAnswer {
     let Answer { response, timings } = answer;
     let response =
         response.map(|body| DeadlineBody::new(body, deadline, target.timeout, u64::MAX, ()).boxed_unsync());
-    Answered { answer: Answer { response, timings }, permit: None, queue: std::time::Duration::ZERO }
+    RunAnswer { answer: Answer { response, timings }, permit: None, queue: std::time::Duration::ZERO }
 }
 
 /// The leader's queue of asynchronous invocations.

@@ -18,7 +18,7 @@ use crate::{
     invocations,
     proxy::Proxy,
     refusal::Refusal,
-    run::{Answered, Turn},
+    run::{RequestTurn, RunAnswer},
     target::{RevisionTarget, Targets, Upstream},
 };
 
@@ -90,7 +90,8 @@ impl NodeRequests {
         };
         let target = self.target(&request.uid, &request.key, deadline, hosts).await?;
         let relayed = target.relay(arrived);
-        let turn = Turn::begin(&target, &self.proxy.demand, None, None, request.request, arrived, deadline);
+        let turn =
+            RequestTurn::begin(&target, &self.proxy.demand, None, None, request.request, arrived, deadline);
         let mut answered = turn.end(&target, arrived).await.map_err(NodeRefusal::Refused)?;
         if let Some(permit) = &mut answered.permit {
             permit.relayed = Some(relayed);
@@ -110,7 +111,7 @@ impl NodeRequests {
         let (deadline, from) = (arrived + request.remaining, Arc::from(request.from));
         let target = self.target(&request.uid, &request.key, deadline, |_| true).await?;
         let (demand, nodes) = (&self.proxy.demand, self.proxy.peers.nodes());
-        let turn = Turn::begin(&target, demand, nodes, Some(from), request.request, arrived, deadline);
+        let turn = RequestTurn::begin(&target, demand, nodes, Some(from), request.request, arrived, deadline);
         turn.end(&target, arrived).await.map(encoded).map_err(NodeRefusal::Refused)
     }
 
@@ -158,8 +159,8 @@ impl NodeRequests {
     }
 }
 
-fn encoded(answered: Answered) -> Response<ResponseBody> {
-    let Answered { answer: Answer { response, timings }, permit, queue } = answered;
+fn encoded(answered: RunAnswer) -> Response<ResponseBody> {
+    let RunAnswer { answer: Answer { response, timings }, permit, queue } = answered;
     let response = wire::encode_answer(response, &timings, queue);
     response.map(|body| ResponseBody::guest(body, permit))
 }

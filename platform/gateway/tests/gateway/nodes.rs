@@ -23,7 +23,7 @@ use tokio::{
 use crate::support::{
     FakeApi, PODS, SERVICES, SLICES, TestGateway, config, eventually,
     host::{ScriptedHost, text},
-    network::{Link, MemoryNetwork},
+    network::{LinkState, MemoryNetwork},
 };
 
 const REVISION: &str = "hello-00001";
@@ -195,7 +195,7 @@ async fn a_function_cannot_tell_where_it_runs() {
 #[tokio::test(start_paused = true)]
 async fn a_node_that_cannot_be_reached_is_replaced() {
     let (network, leader, _follower, _held) = full_leader("10m").await;
-    network.set("two", Link::Refused);
+    network.set("two", LinkState::Refused);
     let calls = network.calls().len();
     let response = leader.call(Method::POST, "/echo", text("a body")).await.unwrap();
     let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -203,19 +203,19 @@ async fn a_node_that_cannot_be_reached_is_replaced() {
     assert_eq!(network.calls().len(), calls + 1);
     assert_eq!(leader.get("/").await, "one");
     assert_eq!(network.calls().len(), calls + 1, "the node is avoided");
-    network.set("two", Link::Up);
+    network.set("two", LinkState::Up);
     eventually(|| async { leader.get("/").await == "two" }).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_may_have_run_is_repeated_only_if_idempotent() {
     let (network, leader, _follower, _held) = full_leader("10m").await;
-    network.set("two", Link::Breaks);
+    network.set("two", LinkState::Breaks);
     let refusal = leader.call(Method::POST, "/", text("a body")).await.err().unwrap();
     assert_eq!(refusal.code, RefusalCode::NoAnswer);
-    network.set("two", Link::Up);
+    network.set("two", LinkState::Up);
     eventually(|| async { leader.get("/").await == "two" }).await;
-    network.set("two", Link::Breaks);
+    network.set("two", LinkState::Breaks);
     assert_eq!(leader.get("/").await, "one");
 }
 
@@ -361,7 +361,7 @@ async fn a_follower_serves_what_it_has_room_for() {
 async fn followers_answer_without_the_leader() {
     let (network, _leader, follower) = two_nodes("10m").await;
     eventually(|| async { follower.get("/").await == "two" }).await;
-    network.set("one", Link::Refused);
+    network.set("one", LinkState::Refused);
     let _held = follower.hold(&follower).await;
     assert_eq!(follower.get("/").await, "two", "more than it has room for, since there is no other place");
     let response = follower.call(Method::POST, "/echo", text("a body")).await.unwrap();
@@ -372,7 +372,7 @@ async fn followers_answer_without_the_leader() {
         refused.is_some_and(|refusal| refusal.code == RefusalCode::ServerUnreachable)
     };
     eventually(unreachable).await;
-    network.set("one", Link::Up);
+    network.set("one", LinkState::Up);
     assert_eq!(follower.get("/").await, "one");
 }
 

@@ -22,7 +22,7 @@ const KINDS: [(&str, &str); 2] = [("nodes", "Node"), ("pods", "Pod")];
 const EVENTS_MAX: usize = 1024;
 
 #[derive(Clone, Default)]
-pub(crate) struct FakeApi(Arc<Mutex<FakeObjects>>);
+pub(crate) struct NodeApi(Arc<Mutex<FakeObjects>>);
 
 #[derive(Default)]
 struct FakeObjects {
@@ -33,7 +33,7 @@ struct FakeObjects {
     watches: Vec<(String, mpsc::Sender<Value>)>,
 }
 
-impl FakeApi {
+impl NodeApi {
     pub(crate) fn client(&self) -> Client {
         let api = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {

@@ -19,7 +19,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::support::{Agent, Authority, PATIENCE, eventually, get, text};
+use crate::support::{PATIENCE, TestAgent, TestAuthority, eventually, get, text};
 
 type Frames = mpsc::Receiver<Result<Frame<Bytes>, std::io::Error>>;
 
@@ -30,9 +30,9 @@ fn body(frames: Frames) -> Body {
 
 #[tokio::test]
 async fn bodies_and_trailers_are_streamed_both_ways() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let echo = any(|request: Request| async move { request.into_body() });
-    let agent = Agent::start(&authority, Router::new().route("/echo", echo)).await;
+    let agent = TestAgent::start(&authority, Router::new().route("/echo", echo)).await;
     let (send, frames) = mpsc::channel(1);
     let request = Request::post("/echo").body(body(frames)).unwrap();
     let response =
@@ -52,14 +52,14 @@ async fn bodies_and_trailers_are_streamed_both_ways() {
 
 #[tokio::test]
 async fn handlers_see_requests_as_within_one_process() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let show = any(|request: Request| async move {
         let header = |name| {
             request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or("-").to_owned()
         };
         format!("{} {} {}", request.uri(), header("host"), header("keep-alive"))
     });
-    let agent = Agent::start(&authority, Router::new().fallback(show)).await;
+    let agent = TestAgent::start(&authority, Router::new().fallback(show)).await;
     let link = authority.link();
     let request =
         Request::get("/a%2Fb?c=d").header("host", "hello.example").header("connection", "keep-alive");
@@ -73,13 +73,13 @@ async fn handlers_see_requests_as_within_one_process() {
 #[tokio::test]
 async fn concurrent_calls_share_one_connection() {
     const CALLS: usize = 200;
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let barrier = Arc::new(Barrier::new(CALLS));
     let wait = route(async move || {
         barrier.wait().await;
         "met"
     });
-    let agent = Agent::start(&authority, Router::new().route("/wait", wait)).await;
+    let agent = TestAgent::start(&authority, Router::new().route("/wait", wait)).await;
     let link = authority.link();
     let calls = (0..CALLS).map(|_| async { text(link.call("a", agent.address, get("/wait")).await).await });
     let answers = timeout(PATIENCE, join_all(calls)).await.expect("all are in flight at once");
@@ -89,7 +89,7 @@ async fn concurrent_calls_share_one_connection() {
 
 #[tokio::test]
 async fn connections_and_their_streams_are_limited() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let (entered, release) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
     let (signal, wait) = (entered.clone(), release.clone());
     let held = route(async move || {
@@ -97,7 +97,7 @@ async fn connections_and_their_streams_are_limited() {
         wait.acquire().await.unwrap().forget();
         "released"
     });
-    let agent = Agent::start(&authority, Router::new().route("/held", held)).await;
+    let agent = TestAgent::start(&authority, Router::new().route("/held", held)).await;
     let config =
         LinkConfig { connections_per_node_max: 2, streams_per_connection_max: 2, ..LinkConfig::default() };
     let link = authority.link_with(config);
@@ -127,7 +127,7 @@ impl Drop for OnDrop {
 
 #[tokio::test]
 async fn a_call_with_a_deadline_is_cancelled_at_the_node() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let cancelled = Arc::new(Notify::new());
     let signal = cancelled.clone();
     let never = route(async move || {
@@ -135,7 +135,7 @@ async fn a_call_with_a_deadline_is_cancelled_at_the_node() {
         std::future::pending::<()>().await;
     });
     let router = Router::new().route("/never", never).route("/now", route(|| async { "now" }));
-    let agent = Agent::start(&authority, router).await;
+    let agent = TestAgent::start(&authority, router).await;
     let link = authority.link();
     let late = timeout(Duration::from_millis(200), link.call("a", agent.address, get("/never"))).await;
     assert!(late.is_err(), "the node does not answer");
@@ -146,7 +146,7 @@ async fn a_call_with_a_deadline_is_cancelled_at_the_node() {
 
 #[tokio::test]
 async fn dropping_the_response_ends_its_stream() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let ended = Arc::new(Notify::new());
     let signal = ended.clone();
     let log = route(async move || {
@@ -157,7 +157,7 @@ async fn dropping_the_response_ends_its_stream() {
         });
         Body::from_stream(lines)
     });
-    let agent = Agent::start(&authority, Router::new().route("/log", log)).await;
+    let agent = TestAgent::start(&authority, Router::new().route("/log", log)).await;
     let link = authority.link();
     let mut response = link.call("a", agent.address, get("/log")).await.unwrap();
     assert!(response.body_mut().frame().await.unwrap().unwrap().is_data());
@@ -167,9 +167,9 @@ async fn dropping_the_response_ends_its_stream() {
 
 #[tokio::test]
 async fn unread_responses_delay_no_other() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let large = route(|| async { vec![0_u8; 4 << 20] });
-    let agent = Agent::start(&authority, Router::new().route("/large", large)).await;
+    let agent = TestAgent::start(&authority, Router::new().route("/large", large)).await;
     let link = authority.link();
     let mut unread = Vec::new();
     // Together more than the windows of a connection by default (5 MiB).
@@ -183,8 +183,8 @@ async fn unread_responses_delay_no_other() {
 
 #[tokio::test]
 async fn idle_connections_are_closed() {
-    let authority = Authority::new();
-    let agent = Agent::start(&authority, Router::new().route("/", route(|| async { "ok" }))).await;
+    let authority = TestAuthority::new();
+    let agent = TestAgent::start(&authority, Router::new().route("/", route(|| async { "ok" }))).await;
     let config = LinkConfig { idle_timeout: Duration::from_millis(100), ..LinkConfig::default() };
     let link = authority.link_with(config);
     for _ in 0..2 {

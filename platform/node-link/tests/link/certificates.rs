@@ -8,20 +8,20 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::support::{API_SERVER, Agent, Authority, get, text};
+use crate::support::{API_SERVER, TestAgent, TestAuthority, get, text};
 
 fn router() -> Router {
     Router::new().route("/healthz", route(|| async { "ok" }))
 }
 
-fn link(authority: &Authority, certificate: &LinkCertificate) -> NodeLink {
+fn link(authority: &TestAuthority, certificate: &LinkCertificate) -> NodeLink {
     NodeLink::new(LinkConfig::default(), certificate, &authority.authorities()).unwrap()
 }
 
 #[tokio::test]
 async fn the_subject_of_the_clients_certificate_decides() {
-    let authority = Authority::new();
-    let agent = Agent::start(&authority, router()).await;
+    let authority = TestAuthority::new();
+    let agent = TestAgent::start(&authority, router()).await;
     let call = async |name, group| {
         let link = link(&authority, &authority.client(name, group).certificate());
         text(link.call("a", agent.address, get("/healthz")).await).await
@@ -35,8 +35,8 @@ async fn the_subject_of_the_clients_certificate_decides() {
 
 #[tokio::test]
 async fn clients_of_a_foreign_authority_are_not_served() {
-    let (authority, foreign) = (Authority::new(), Authority::new());
-    let agent = Agent::start(&authority, router()).await;
+    let (authority, foreign) = (TestAuthority::new(), TestAuthority::new());
+    let agent = TestAgent::start(&authority, router()).await;
     let link = link(&authority, &foreign.client(API_SERVER, "").certificate());
     let error = link.call("a", agent.address, get("/healthz")).await.unwrap_err();
     assert!(error.to_string().contains("alert"), "{error}");
@@ -44,8 +44,8 @@ async fn clients_of_a_foreign_authority_are_not_served() {
 
 #[tokio::test]
 async fn clients_without_a_certificate_are_not_served() {
-    let authority = Authority::new();
-    let agent = Agent::start(&authority, router()).await;
+    let authority = TestAuthority::new();
+    let agent = TestAgent::start(&authority, router()).await;
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(authority.pem.as_bytes()).unwrap()).unwrap();
     let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
@@ -67,9 +67,9 @@ async fn clients_without_a_certificate_are_not_served() {
 
 #[tokio::test]
 async fn an_agent_proves_its_name_or_its_address() {
-    let (authority, foreign) = (Authority::new(), Authority::new());
-    let agent = Agent::start(&authority, router()).await;
-    let call = async |names: &[&str], by: &Authority, node| {
+    let (authority, foreign) = (TestAuthority::new(), TestAuthority::new());
+    let agent = TestAgent::start(&authority, router()).await;
+    let call = async |names: &[&str], by: &TestAuthority, node| {
         let issued = by.agent(names);
         agent.certificate.replace(&issued.chain, &issued.key).unwrap();
         authority.link().call(node, agent.address, get("/healthz")).await
@@ -87,8 +87,8 @@ async fn an_agent_proves_its_name_or_its_address() {
 
 #[tokio::test]
 async fn certificates_are_replaced_while_connections_are_open() {
-    let authority = Authority::new();
-    let agent = Agent::start(&authority, router()).await;
+    let authority = TestAuthority::new();
+    let agent = TestAgent::start(&authority, router()).await;
     let stranger = authority.client("stranger", "");
     let certificate = stranger.certificate();
     let link = link(&authority, &certificate);

@@ -14,7 +14,7 @@ use tokio::{net::TcpListener, sync::mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Agent, Authority, PATIENCE, eventually, get, text};
+use crate::support::{PATIENCE, TestAgent, TestAuthority, eventually, get, text};
 
 fn router(answer: &'static str) -> Router {
     Router::new().route("/", route(move || async move { answer }))
@@ -22,15 +22,15 @@ fn router(answer: &'static str) -> Router {
 
 #[tokio::test]
 async fn an_agent_restarts_between_calls() {
-    let authority = Authority::new();
-    let agent = Agent::start(&authority, router("first")).await;
+    let authority = TestAuthority::new();
+    let agent = TestAgent::start(&authority, router("first")).await;
     let link = authority.link();
     let call = async |address| link.call("a", address, get("/")).await;
     assert_eq!(text(call(agent.address).await).await.1, "first");
     let address = agent.stop().await;
     let error = call(address).await.unwrap_err();
     assert!(matches!(error, LinkError::Connect { .. }) && error.is_unprocessed(), "{error}");
-    let _agent = Agent::start_at(&authority, router("second"), address).await;
+    let _agent = TestAgent::start_at(&authority, router("second"), address).await;
     assert_eq!(text(call(address).await).await.1, "second");
 }
 
@@ -40,20 +40,20 @@ fn a_killed_agent_is_called_again_on_a_new_connection() {
     let runtime =
         || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (client, agents) = (runtime(), runtime());
-    let authority = Authority::new();
-    let address = agents.block_on(Agent::start(&authority, router("first"))).address;
+    let authority = TestAuthority::new();
+    let address = agents.block_on(TestAgent::start(&authority, router("first"))).address;
     let link = authority.link();
     let call = || client.block_on(async { text(link.call("a", address, get("/")).await).await.1 });
     assert_eq!(call(), "first");
     agents.shutdown_timeout(PATIENCE);
     let agents = runtime();
-    let _agent = agents.block_on(Agent::start_at(&authority, router("second"), address));
+    let _agent = agents.block_on(TestAgent::start_at(&authority, router("second"), address));
     assert_eq!(call(), "second");
 }
 
 #[tokio::test]
 async fn an_agent_that_does_not_answer_fails_all_waiting_calls_at_once() {
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     // Accepted by the kernel, without a handshake.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -71,7 +71,10 @@ async fn an_agent_that_does_not_answer_fails_all_waiting_calls_at_once() {
 
 /// An agent that resets each request with the next of `reasons`, and answers when there is none left. Reports the
 /// number of the connection of each request.
-async fn refusing(authority: &Authority, reasons: Vec<h2::Reason>) -> (SocketAddr, mpsc::Receiver<usize>) {
+async fn refusing(
+    authority: &TestAuthority,
+    reasons: Vec<h2::Reason>,
+) -> (SocketAddr, mpsc::Receiver<usize>) {
     let issued = authority.agent(&["a"]);
     let chain = vec![CertificateDer::from_pem_slice(issued.chain.as_bytes()).unwrap()];
     let key = PrivateKeyDer::from_pem_slice(issued.key.as_bytes()).unwrap();
@@ -110,7 +113,7 @@ async fn refusing(authority: &Authority, reasons: Vec<h2::Reason>) -> (SocketAdd
 #[tokio::test]
 async fn unprocessed_requests_are_sent_again_and_failed_ones_are_not() {
     use h2::Reason;
-    let authority = Authority::new();
+    let authority = TestAuthority::new();
     let (address, mut requests) = refusing(&authority, vec![Reason::REFUSED_STREAM]).await;
     let link = authority.link();
     assert_eq!(link.call("a", address, get("/")).await.unwrap().status(), 200);
@@ -149,8 +152,8 @@ fn api(nodes: serde_json::Value) -> Client {
 
 #[tokio::test]
 async fn remote_nodes_are_found_by_their_objects() {
-    let authority = Authority::new();
-    let agent = Agent::start(&authority, router("from a")).await;
+    let authority = TestAuthority::new();
+    let agent = TestAgent::start(&authority, router("from a")).await;
     let a = json!({"metadata": {"name": "a"}, "status": {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
         "daemonEndpoints": {"kubeletEndpoint": {"Port": agent.address.port()}}}});
     let client = api(json!([a, {"metadata": {"name": "b"}}]));

@@ -22,7 +22,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const API_SERVER: &str = "system:mayfly:apiserver";
 
 /// An authority of certificates.
-pub(crate) struct Authority {
+pub(crate) struct TestAuthority {
     pub(crate) pem: String,
     params: CertificateParams,
     key: KeyPair,
@@ -40,7 +40,7 @@ impl Issued {
     }
 }
 
-impl Authority {
+impl TestAuthority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -95,7 +95,7 @@ impl Authority {
 }
 
 /// An agent that is being served.
-pub(crate) struct Agent {
+pub(crate) struct TestAgent {
     pub(crate) address: SocketAddr,
     pub(crate) certificate: LinkCertificate,
     metrics: Arc<Registry>,
@@ -103,13 +103,13 @@ pub(crate) struct Agent {
     serving: JoinHandle<()>,
 }
 
-impl Agent {
+impl TestAgent {
     /// The agent of the node `a`.
-    pub(crate) async fn start(authority: &Authority, router: Router) -> Self {
+    pub(crate) async fn start(authority: &TestAuthority, router: Router) -> Self {
         Self::start_at(authority, router, "127.0.0.1:0".parse().unwrap()).await
     }
 
-    pub(crate) async fn start_at(authority: &Authority, router: Router, address: SocketAddr) -> Self {
+    pub(crate) async fn start_at(authority: &TestAuthority, router: Router, address: SocketAddr) -> Self {
         let certificate = authority.agent(&["a"]).certificate();
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();

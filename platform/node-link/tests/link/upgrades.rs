@@ -13,7 +13,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::support::{Agent, Authority, PATIENCE, eventually, text};
+use crate::support::{PATIENCE, TestAgent, TestAuthority, eventually, text};
 
 /// Greets an upgraded client, echoes its bytes up to `!`, says goodbye, and closes. `/plain` does not upgrade.
 fn router() -> Router {
@@ -62,8 +62,8 @@ async fn converse(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
 
 #[tokio::test]
 async fn the_response_has_the_upgraded_connection() {
-    let authority = Authority::new();
-    let agent = Agent::start(&authority, router()).await;
+    let authority = TestAuthority::new();
+    let agent = TestAgent::start(&authority, router()).await;
     let mut response = authority.link().call("a", agent.address, upgrade("/echo")).await.unwrap();
     assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
     assert_eq!(response.headers()["upgrade"], "echo");
@@ -108,8 +108,8 @@ async fn connect(front: SocketAddr) -> TcpStream {
 
 #[tokio::test]
 async fn the_clients_connection_is_joined_with_the_agents() {
-    let authority = Authority::new();
-    let agent = Agent::start(&authority, router()).await;
+    let authority = TestAuthority::new();
+    let agent = TestAgent::start(&authority, router()).await;
     let front = front(authority.link(), agent.address).await;
     converse(connect(front).await).await;
     eventually("the connection is closed", async || agent.connections() == 0).await;
@@ -121,8 +121,8 @@ async fn the_clients_connection_is_joined_with_the_agents() {
 
 #[tokio::test]
 async fn a_refused_upgrade_is_an_ordinary_response() {
-    let authority = Authority::new();
-    let agent = Agent::start(&authority, router()).await;
+    let authority = TestAuthority::new();
+    let agent = TestAgent::start(&authority, router()).await;
     let response = authority.link().call("a", agent.address, upgrade("/plain")).await;
     assert_eq!(text(response).await, (403, "unable to upgrade".into()));
     eventually("the connection is closed", async || agent.connections() == 0).await;
@@ -130,8 +130,8 @@ async fn a_refused_upgrade_is_an_ordinary_response() {
 
 #[tokio::test]
 async fn upgraded_connections_are_limited() {
-    let authority = Authority::new();
-    let agent = Agent::start(&authority, router()).await;
+    let authority = TestAuthority::new();
+    let agent = TestAgent::start(&authority, router()).await;
     let link = authority.link_with(LinkConfig { upgrades_per_node_max: 1, ..LinkConfig::default() });
     let mut response = link.call("a", agent.address, upgrade("/echo")).await.unwrap();
     let stream = hyper::upgrade::on(&mut response).await.unwrap();

@@ -15,7 +15,7 @@ use mayfly_runtime::Body;
 
 /// The state of the connections to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Link {
+pub enum LinkState {
     Up,
     /// Connections are refused.
     Refused,
@@ -64,7 +64,7 @@ pub struct MemoryNetwork(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    nodes: HashMap<String, (NodeRequests, Link)>,
+    nodes: HashMap<String, (NodeRequests, LinkState)>,
     /// `node METHOD path` for each request, without the readings of loads.
     calls: Vec<String>,
     deadlines_ms: Vec<u64>,
@@ -72,10 +72,10 @@ struct State {
 
 impl MemoryNetwork {
     pub fn attach(&self, node: &str, requests: NodeRequests) {
-        self.0.lock().unwrap().nodes.insert(node.to_owned(), (requests, Link::Up));
+        self.0.lock().unwrap().nodes.insert(node.to_owned(), (requests, LinkState::Up));
     }
 
-    pub fn set(&self, node: &str, link: Link) {
+    pub fn set(&self, node: &str, link: LinkState) {
         self.0.lock().unwrap().nodes.get_mut(node).expect("it is attached").1 = link;
     }
 
@@ -119,9 +119,9 @@ impl MemoryNetwork {
         };
         Box::pin(async move {
             match link {
-                Link::Up => Ok(requests.serve(request).await.map(BodyExt::boxed_unsync)),
-                Link::Refused => Err(NodeCallError::Unreachable("connection refused".into())),
-                Link::Breaks => {
+                LinkState::Up => Ok(requests.serve(request).await.map(BodyExt::boxed_unsync)),
+                LinkState::Refused => Err(NodeCallError::Unreachable("connection refused".into())),
+                LinkState::Breaks => {
                     let _ = request.into_body().collect().await;
                     Err(NodeCallError::Lost("connection reset".into()))
                 }
