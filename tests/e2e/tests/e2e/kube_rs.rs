@@ -58,7 +58,7 @@ async fn workloads_are_applied_awaited_scaled_and_deleted() -> Result<()> {
     let applied = deployments.patch("web", &apply, &Patch::Apply(deployment())).await?;
     let owner = applied.managed_fields().iter().find(|entry| entry.manager.as_deref() == Some(MANAGER));
     ensure!(owner.and_then(|entry| entry.operation.as_deref()) == Some("Apply"), "{applied:?}");
-    let done = await_condition(deployments.clone(), "web", conditions::is_deployment_completed());
+    let done = Box::pin(await_condition(deployments.clone(), "web", conditions::is_deployment_completed()));
     soon("the rollout", done).await??;
 
     let pods: Api<Pod> = Api::default_namespaced(client.clone());
@@ -66,7 +66,8 @@ async fn workloads_are_applied_awaited_scaled_and_deleted() -> Result<()> {
     let listed = pods.list(&of_web).await?;
     ensure!(listed.items.len() == 2, "{} pods", listed.items.len());
     let pod = listed.items.first().context("a pod")?.name_any();
-    soon("a running pod", await_condition(pods.clone(), &pod, conditions::is_pod_running())).await??;
+    soon("a running pod", Box::pin(await_condition(pods.clone(), &pod, conditions::is_pod_running())))
+        .await??;
 
     // Another manager's field is a conflict, unless it is taken by force.
     let mut other = deployment();
@@ -82,17 +83,21 @@ async fn workloads_are_applied_awaited_scaled_and_deleted() -> Result<()> {
         let status = found.and_then(|web| web.status.as_ref());
         status.is_some_and(|status| status.replicas == Some(1) && status.ready_replicas == Some(1))
     };
-    soon("one replica", await_condition(deployments.clone(), "web", one_is_left)).await??;
+    soon("one replica", Box::pin(await_condition(deployments.clone(), "web", one_is_left))).await??;
 
     let pod = pods.list(&of_web).await?.items.first().context("a pod")?.clone();
     pods.evict(&pod.name_any(), &EvictParams::default()).await?;
     let uid = pod.uid().context("a uid")?;
-    soon("the eviction", await_condition(pods.clone(), &pod.name_any(), conditions::is_deleted(&uid)))
-        .await??;
+    soon(
+        "the eviction",
+        Box::pin(await_condition(pods.clone(), &pod.name_any(), conditions::is_deleted(&uid))),
+    )
+    .await??;
 
     let uid = deployments.get("web").await?.uid().context("a uid")?;
     deployments.delete("web", &DeleteParams::foreground()).await?;
-    soon("the deletion", await_condition(deployments, "web", conditions::is_deleted(&uid))).await??;
+    soon("the deletion", Box::pin(await_condition(deployments, "web", conditions::is_deleted(&uid))))
+        .await??;
     ensure!(pods.list(&of_web).await?.items.is_empty(), "its pods are deleted before it");
     up.stop().await
 }
@@ -117,7 +122,7 @@ async fn a_job_ends_while_its_pods_are_watched() -> Result<()> {
             ended.insert(pod.name_any());
         }
     }
-    soon("the job", await_condition(jobs, "work", conditions::is_job_completed())).await??;
+    soon("the job", Box::pin(await_condition(jobs, "work", conditions::is_job_completed()))).await??;
     up.stop().await
 }
 
