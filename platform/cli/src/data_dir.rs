@@ -193,6 +193,11 @@ impl DataDir {
         self.root.join("logs")
     }
 
+    /// The token with which machines join this server; mode 0600.
+    pub fn join_token(&self) -> PathBuf {
+        self.root.join("join-token")
+    }
+
     /// The certificate authority, keys and tokens.
     pub fn pki(&self) -> PathBuf {
         self.root.join("pki")

@@ -3,11 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use mayfly_cli::{
-    Globals,
-    data_dir::DataDir,
-    failure::{self, ErrorCode, Failure},
-};
+use mayfly_cli::{Globals, data_dir::DataDir, failure};
 
 /// Functions, workflows and Kubernetes objects in one process; start it with: mayfly up
 #[derive(Parser, Debug)]
@@ -28,18 +24,15 @@ enum Command {
     /// Start everything in this process: API, scheduler, controllers, node and gateway
     #[command(after_help = "Example:\n  mayfly up --data-dir ./data --http-listen 127.0.0.1:8080")]
     Up(Box<crate::config::UpArgs>),
-    /// The control plane alone, which this build does not have
-    #[command(hide = true, after_help = "Example:\n  mayfly up    # everything in one process")]
-    Server {
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
-    /// A machine that joins a control plane, which this build does not have
-    #[command(hide = true, after_help = "Example:\n  mayfly up    # everything in one process")]
-    Node {
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
-    },
+    /// Start everything in this process, as `mayfly up`, and let other machines join
+    #[command(after_help = "Example:
+  mayfly server --data-dir /var/lib/mayfly --node-ip 10.0.0.1
+  mayfly node --server https://10.0.0.1:6443 --token \"$(cat join-token)\"    # on another machine")]
+    Server(Box<crate::config::ServerArgs>),
+    /// Start a node that joins a server: it runs pods and functions of the server's cluster
+    #[command(after_help = "Example:
+  MAYFLY_TOKEN=$(cat join-token) mayfly node --server https://10.0.0.1:6443")]
+    Node(Box<crate::config::JoinArgs>),
     /// Compile a component; used by the server to start its compiler
     #[command(hide = true, after_help = "Example:\n  mayfly up    # which starts it")]
     Compile { args: Vec<String> },
@@ -70,9 +63,15 @@ impl CommandLine {
         // Fails only if a provider is installed already, which is fine as well.
         let _ = rustls::crypto::ring::default_provider().install_default();
         match self.command {
-            Command::Up(args) => crate::roles::up::run(*args, DataDir::resolve(self.globals.data_dir)),
-            Command::Server { .. } => Err(not_in_this_build("server")),
-            Command::Node { .. } => Err(not_in_this_build("node")),
+            Command::Up(args) => {
+                crate::roles::up::run(args.resolve()?, DataDir::resolve(self.globals.data_dir))
+            }
+            Command::Server(args) => {
+                crate::roles::up::run(args.resolve()?, DataDir::resolve(self.globals.data_dir))
+            }
+            Command::Node(args) => {
+                crate::roles::joined::run(args.resolve()?, DataDir::resolve(self.globals.data_dir))
+            }
             Command::Compile { args } => Ok(mayfly_runtime_wasm::compile_worker(&args)),
             Command::LogShim { config } => {
                 mayfly_runtime_oci::log_shim::run(&config)?;
@@ -86,15 +85,6 @@ impl CommandLine {
             Command::Client(command) => command.run(self.globals, Self::command()),
         }
     }
-}
-
-/// The error for roles that are designed but not part of this build.
-fn not_in_this_build(role: &str) -> anyhow::Error {
-    Failure::error(
-        ErrorCode::Unsupported,
-        format!("mayfly {role} is not in this build: it runs everything in one process"),
-        "start it with: mayfly up",
-    )
 }
 
 #[cfg(test)]
@@ -141,17 +131,10 @@ mod tests {
     }
 
     #[test]
-    fn roles_that_are_not_there_are_told_in_words() {
-        for line in [
-            &["mayfly", "server"][..],
-            &["mayfly", "node", "--server", "https://10.0.0.1:6443", "--token", "t"],
-        ] {
-            let cli = CommandLine::try_parse_from(line).unwrap();
-            let error = cli.run().unwrap_err();
-            let text = failure::text(&error);
-            assert!(text.contains("not in this build") && text.contains("mayfly up"), "{text}");
-        }
-        assert!(!CommandLine::command().render_help().to_string().contains("joins a control plane"));
+    fn a_node_without_a_server_is_refused() {
+        let cli = CommandLine::try_parse_from(["mayfly", "node", "--token", "t"]).unwrap();
+        let text = failure::text(&cli.run().unwrap_err());
+        assert!(text.contains("--server is missing"), "{text}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Runs `mayfly up` as a process.
+//! Runs `mayfly up`, `mayfly server` or `mayfly node` as a process.
 
 use std::{
     net::SocketAddr,
@@ -34,15 +34,86 @@ pub struct Up {
     endpoints: Value,
 }
 
+/// The command that starts a process of the product.
+#[derive(Clone, Copy, Debug, Default)]
+enum StartCommand {
+    /// `mayfly up`
+    #[default]
+    Up,
+    /// `mayfly server`
+    Server,
+    /// `mayfly node`
+    Node,
+}
+
+impl StartCommand {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Server => "server",
+            Self::Node => "node",
+        }
+    }
+
+    /// The flags with an address. Without flags for them, addresses are free ports on a loopback address.
+    fn listeners(self) -> &'static [&'static str] {
+        match self {
+            Self::Up => &["--api-listen", "--http-listen", "--workflows-listen", "--admin-listen"],
+            Self::Server => {
+                &["--api-listen", "--http-listen", "--workflows-listen", "--admin-listen", "--agent-listen"]
+            }
+            Self::Node => &["--http-listen", "--admin-listen", "--agent-listen"],
+        }
+    }
+}
+
 /// The parameters of a server's start.
 #[derive(Debug, Default)]
 pub struct Start {
+    command: StartCommand,
+    /// The network namespace of the process; `None`: that of the test.
+    namespace: Option<String>,
     data: Option<PathBuf>,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
 }
 
 impl Start {
+    /// A server on a loopback address that other processes join.
+    #[must_use]
+    pub fn server() -> Self {
+        Self::server_at("127.0.0.1")
+    }
+
+    /// A server that other processes reach at this address.
+    #[must_use]
+    pub fn server_at(node_ip: &str) -> Self {
+        Self { command: StartCommand::Server, ..Self::default() }.with(&["--node-ip", node_ip])
+    }
+
+    /// A node that joins a server with its token. Ready when it has joined.
+    #[must_use]
+    pub fn node(server: &Up, name: &str) -> Self {
+        Self::node_at(server, "127.0.0.1", name, "127.0.0.1")
+    }
+
+    /// A node with the address `node_ip` that joins the server at the address `server_ip`.
+    #[must_use]
+    pub fn node_at(server: &Up, server_ip: &str, name: &str, node_ip: &str) -> Self {
+        let token = std::fs::read_to_string(server.data.join("join-token")).unwrap_or_default();
+        Self { command: StartCommand::Node, ..Self::default() }
+            .with(&["--server", &format!("https://{server_ip}:{}", server.address("api").port())])
+            .with(&["--node-name", name, "--node-ip", node_ip])
+            .environment("MAYFLY_TOKEN", token.trim())
+    }
+
+    /// Runs the process in a network namespace that `ip netns add` made.
+    #[must_use]
+    pub fn inside(mut self, namespace: &str) -> Self {
+        self.namespace = Some(namespace.to_owned());
+        self
+    }
+
     /// Uses this data directory, which the caller owns and removes.
     #[must_use]
     pub fn in_folder(mut self, data: &Path) -> Self {
@@ -107,11 +178,19 @@ impl Start {
     }
 
     fn spawn(&self, data: &Path, log: &Path) -> Result<Child> {
-        let mut up = Command::new(binary()?);
-        up.arg("up").arg("--data-dir").arg(data);
-        for flag in ["--api-listen", "--http-listen", "--workflows-listen", "--admin-listen"] {
+        let mut up = match &self.namespace {
+            Some(namespace) => {
+                // It executes the program in its own process.
+                let mut inside = Command::new("nsenter");
+                inside.arg(format!("--net=/var/run/netns/{namespace}")).arg(binary()?);
+                inside
+            }
+            None => Command::new(binary()?),
+        };
+        up.arg(self.command.name()).arg("--data-dir").arg(data);
+        for flag in self.command.listeners() {
             if !self.arguments.iter().any(|said| said == flag) {
-                up.args([flag, "127.0.0.1:0"]);
+                up.args([*flag, "127.0.0.1:0"]);
             }
         }
         // Without containers, because they would stay on the host when a test kills its server.

@@ -1,4 +1,8 @@
-use super::*;
+use super::{values::node_name, *};
+
+fn with_node(node: NodeOptions) -> UpArgs {
+    UpArgs { node, ..Default::default() }
+}
 
 #[test]
 fn a_flag_is_stronger_than_the_file() {
@@ -7,16 +11,23 @@ fn a_flag_is_stronger_than_the_file() {
     let text =
         "http-listen = \"127.0.0.1:1\"\nadmin-listen = \":2\"\nnode-name = \"n\"\ntrust-forwarded = true";
     std::fs::write(&file, text).unwrap();
-    let distrusting =
-        UpArgs { trust_forwarded: Some(false), config: Some(file.clone()), ..Default::default() };
-    assert!(!distrusting.resolve().unwrap().trust_forwarded);
-    let args = UpArgs { http_listen: Some("localhost:0".into()), config: Some(file), ..Default::default() };
+    let distrusting = with_node(NodeOptions {
+        trust_forwarded: Some(false),
+        config: Some(file.clone()),
+        ..Default::default()
+    });
+    assert!(!distrusting.resolve().unwrap().node.trust_forwarded);
+    let args = with_node(NodeOptions {
+        http_listen: Some("localhost:0".into()),
+        config: Some(file),
+        ..Default::default()
+    });
     let config = args.resolve().unwrap();
-    assert_eq!(config.http_listen.to_string(), "127.0.0.1:0");
-    assert_eq!(config.admin_listen.to_string(), "127.0.0.1:2");
+    assert_eq!(config.node.http_listen.to_string(), "127.0.0.1:0");
+    assert_eq!(config.node.admin_listen.to_string(), "127.0.0.1:2");
     assert_eq!(config.api_listen.to_string(), API_LISTEN);
-    assert_eq!(config.node_name, "n");
-    assert!(config.trust_forwarded && !UpArgs::default().resolve().unwrap().trust_forwarded);
+    assert_eq!(config.node.name, "n");
+    assert!(config.node.trust_forwarded && !UpArgs::default().resolve().unwrap().node.trust_forwarded);
 }
 
 #[test]
@@ -33,7 +44,7 @@ fn what_is_wrong_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("c.toml");
     std::fs::write(&file, "htpp-listen = \"x\"").unwrap();
-    let unknown = UpArgs { config: Some(file), ..Default::default() };
+    let unknown = with_node(NodeOptions { config: Some(file), ..Default::default() });
     assert!(format!("{:#}", unknown.resolve().unwrap_err()).contains("htpp-listen"));
 }
 
@@ -42,14 +53,15 @@ fn the_file_may_say_where_the_data_is() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("c.toml");
     std::fs::write(&file, "data-dir = \"/srv/mayfly\"").unwrap();
-    let args = UpArgs { config: Some(file), ..Default::default() };
+    let args = with_node(NodeOptions { config: Some(file), ..Default::default() });
     assert_eq!(args.resolve().unwrap().data_dir, Some("/srv/mayfly".into()));
 }
 
 #[test]
 fn sizes_that_hold_nothing_are_refused() {
     let artifacts = |text: &str| UpArgs { artifact_limit: Some(text.into()), ..Default::default() };
-    let memory = |text: &str| UpArgs { function_memory: Some(text.into()), ..Default::default() };
+    let memory =
+        |text: &str| with_node(NodeOptions { function_memory: Some(text.into()), ..Default::default() });
     for (args, expected) in [
         (artifacts("0"), "--artifact-limit 0: nothing could be uploaded"),
         (memory("0"), "--function-memory 0: not even one page"),
@@ -59,9 +71,9 @@ fn sizes_that_hold_nothing_are_refused() {
         let error = format!("{:#}", args.resolve().unwrap_err());
         assert!(error.contains(expected), "{error}");
     }
-    assert_eq!(memory("64Ki").resolve().unwrap().function_memory_bytes, Some(64 << 10));
-    assert_eq!(memory("64Ki").resolve().unwrap().warning(), None);
-    assert!(memory("100Ti").resolve().unwrap().warning().unwrap().contains("more than the"));
+    assert_eq!(memory("64Ki").resolve().unwrap().node.function_memory_bytes, Some(64 << 10));
+    assert_eq!(memory("64Ki").resolve().unwrap().node.warning(), None);
+    assert!(memory("100Ti").resolve().unwrap().node.warning().unwrap().contains("more than the"));
     assert_eq!(artifacts("1Mi").resolve().unwrap().artifact_bytes_max, 1 << 20);
 }
 
@@ -100,8 +112,11 @@ fn tasks_are_sent_where_flags_and_file_say() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("c.toml");
     std::fs::write(&file, "[task-endpoint]\nsqs = \"http://file:1\"\necs = \"http://file:2\"").unwrap();
-    let args =
-        UpArgs { task_endpoint: vec!["sqs=http://flag:3".into()], config: Some(file), ..Default::default() };
+    let args = UpArgs {
+        task_endpoint: vec!["sqs=http://flag:3".into()],
+        node: NodeOptions { config: Some(file), ..Default::default() },
+        ..Default::default()
+    };
     let told = format!("{:?}", args.resolve().unwrap().task_endpoints);
     assert!(told.contains("flag:3") && told.contains("file:2") && !told.contains("file:1"), "{told}");
 }

@@ -13,11 +13,31 @@ use crate::aws_credentials::{self, FoundCredentials};
 const SIMULATED_NODES_MAX: u32 = 100_000;
 
 /// Accepts names such as `localhost:8080`, which must be resolved to an address.
-pub(super) fn parse_address(text: &str) -> anyhow::Result<SocketAddr> {
+fn parse_address(text: &str) -> anyhow::Result<SocketAddr> {
     let text = text.replacen("localhost", "127.0.0.1", 1);
     Ok(match text.strip_prefix(':') {
         Some(port) => format!("127.0.0.1:{port}").parse()?,
         None => text.parse()?,
+    })
+}
+
+/// The address of a flag, otherwise of the config file, otherwise the default.
+///
+/// # Errors
+/// A text that is no address and port; the message names the flag `--name` and an example, the default.
+pub(super) fn address(
+    flag: Option<String>,
+    file: Option<String>,
+    default: &str,
+    name: &str,
+) -> anyhow::Result<SocketAddr> {
+    let text = flag.or(file).unwrap_or_else(|| default.to_owned());
+    parse_address(&text).with_context(|| {
+        let variable = name.replace('-', "_").to_uppercase();
+        format!(
+            "--{name} {text} (or MAYFLY_{variable}, or {name} in the config file): expected an address and a port, such \
+             as {default}"
+        )
     })
 }
 

@@ -2,7 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::{Router, extract::State, http::StatusCode, http::header, response::IntoResponse, routing::get};
+use axum::{
+    Router,
+    extract::State,
+    http::StatusCode,
+    http::header,
+    response::{IntoResponse as _, Response},
+    routing::get,
+};
 use hyper_util::service::TowerToHyperService;
 use mayfly_accept::AcceptPort;
 use mayfly_registry::RegistryServer;
@@ -97,9 +104,14 @@ async fn ready(State(admin): State<Admin>) -> (StatusCode, String) {
     }
 }
 
-async fn metrics(State(admin): State<Admin>) -> impl IntoResponse {
+async fn metrics(State(admin): State<Admin>) -> Response {
+    exposition(&admin.metrics)
+}
+
+/// The response with the metrics of a registry, in the OpenMetrics format.
+pub(super) fn exposition(metrics: &Registry) -> Response {
     let mut text = String::new();
-    match prometheus_client::encoding::text::encode(&mut text, &admin.metrics) {
+    match prometheus_client::encoding::text::encode(&mut text, metrics) {
         Ok(()) => ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }

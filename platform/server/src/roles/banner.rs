@@ -5,7 +5,6 @@ use std::path::Path;
 use anyhow::Context as _;
 use mayfly_apiserver::Identity;
 use mayfly_cli::data_dir::{DataDir, Endpoints};
-use mayfly_gateway::GatewayHandle;
 use tokio::sync::watch;
 
 use super::data_files::write_private;
@@ -41,15 +40,15 @@ fn shell_word(path: &Path) -> String {
     }
 }
 
-/// Waits until functions can be called, then publishes the addresses: files for programs, a banner for users.
-pub(super) async fn announce(
+/// Publishes the addresses when functions can be called: files for programs, a banner for users. `join_command` starts a
+/// machine that joins.
+pub(super) fn announce(
     data_dir: &DataDir,
     identity: &Identity,
     endpoints: &Endpoints,
-    gateway: &GatewayHandle,
+    join_command: Option<&str>,
     ready: &watch::Sender<bool>,
 ) -> anyhow::Result<()> {
-    gateway.ready().await;
     let kubeconfig = data_dir.kubeconfig();
     write_private(&kubeconfig, &identity.kubeconfig(&endpoints.api))
         .with_context(|| format!("cannot write {}", kubeconfig.display()))?;
@@ -70,6 +69,9 @@ pub(super) async fn announce(
     }
     ready.send_replace(true);
     say(&text(endpoints, data_dir));
+    if let Some(command) = join_command {
+        say(&format!("\n  another machine joins with\n  {command}"));
+    }
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! Decides whether this node runs containers, and creates their host.
 
-use std::{net::Ipv4Addr, sync::Arc};
+use std::{net::IpAddr, sync::Arc};
 
 use anyhow::{Context as _, anyhow};
 use mayfly_cli::data_dir::DataDir;
@@ -13,14 +13,17 @@ use mayfly_runtime_oci::{
 
 use tokio::sync::watch;
 
-use crate::config::UpConfig;
+use crate::config::NodeConfig;
 
 /// The host of containers, if this machine can run them; logs the choice and its reason.
 pub(super) async fn create(
-    config: &UpConfig,
+    config: &NodeConfig,
+    dual_stack: bool,
     data_dir: &DataDir,
     registries: RegistryClient,
     service_rules: Option<watch::Receiver<bool>>,
+    bridge: BridgeOptions,
+    host_address: IpAddr,
 ) -> anyhow::Result<Option<Arc<OciRuntime>>> {
     let choice = availability::choose(config.containers).map_err(|reason| {
         anyhow!("--containers on: {reason}; install what is missing, or start with --containers auto or off")
@@ -42,9 +45,9 @@ pub(super) async fn create(
         program: std::env::current_exe().context("cannot find this program's file")?,
         network: PodNetworkMode::Bridge,
         service_rules,
-        dual_stack: config.dual_stack,
-        bridge: BridgeOptions::default(),
-        host_address: Ipv4Addr::LOCALHOST.into(),
+        dual_stack,
+        bridge,
+        host_address,
         registries,
     };
     let runtime =
@@ -53,6 +56,6 @@ pub(super) async fn create(
 }
 
 /// Whether this node will run containers.
-pub(super) fn is_enabled(config: &UpConfig) -> bool {
+pub(super) fn is_enabled(config: &NodeConfig) -> bool {
     matches!(availability::choose(config.containers), Ok(Availability::Enabled(_)))
 }

@@ -19,7 +19,7 @@ use mayfly_runtime::NodeDevices;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{GpuMode, UpConfig};
+use crate::config::{GpuMode, NodeConfig};
 
 pub(super) struct Devices {
     manager: Arc<DeviceManager>,
@@ -29,7 +29,7 @@ pub(super) struct Devices {
 impl Devices {
     /// The device manager; `None` if the default plugin folder cannot be used: the path of a data directory may be too
     /// long for a socket.
-    pub(super) fn create(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<Option<Self>> {
+    pub(super) fn create(config: &NodeConfig, data_dir: &DataDir) -> anyhow::Result<Option<Self>> {
         let folder = config.device_plugins_dir.clone();
         let folder = folder.unwrap_or_else(|| data_dir.path().join("device-plugins"));
         let is_needed = config.device_plugins_dir.is_some() || !config.fake_gpus.is_empty();
@@ -91,7 +91,7 @@ impl Devices {
 }
 
 /// The plugin for simulated GPUs, or for those of this machine; `None` without any.
-fn gpus(config: &UpConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Result<Option<NvidiaPlugin>> {
+fn gpus(config: &NodeConfig, folder: &Path, manager: &DeviceManager) -> anyhow::Result<Option<NvidiaPlugin>> {
     let libraries = match &config.gpu_libraries_dir {
         Some(folder) => folder.clone(),
         None => {

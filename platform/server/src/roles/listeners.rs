@@ -1,6 +1,10 @@
 //! The ports of a server: bound before anything runs, so that a port in use is reported at once.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
 
 use mayfly_accept::{AcceptPort, ConnectionMetrics};
 use mayfly_cli::data_dir::Endpoints;
@@ -26,13 +30,13 @@ impl Listeners {
             anyhow::Ok((listen(api, "api-listen").await?, listen(workflows, "workflows-listen").await?))
         };
         let (api, workflows) = handles.serving.spawn(served).await??;
-        Ok(Self { api, workflows, admin: listen(config.admin_listen, "admin-listen").await? })
+        Ok(Self { api, workflows, admin: listen(config.node.admin_listen, "admin-listen").await? })
     }
 
     /// The addresses of all listeners, with the actual ports.
     pub(super) fn endpoints(&self, gateway: &Gateway) -> anyhow::Result<Endpoints> {
         Ok(Endpoints {
-            api: format!("https://{}", self.api.local_addr()?),
+            api: format!("https://{}", local_address(self.api.local_addr()?)),
             http: format!("http://{}", gateway.address()),
             https: gateway.https_address().map(|address| format!("https://{address}")),
             workflows: Some(format!("http://{}", self.workflows.local_addr()?)),
@@ -84,7 +88,18 @@ const HEALTH_CHECKS_MAX: usize = 64;
 /// The time for responses in flight when a port closes.
 const HEALTH_CHECK_DRAIN: Duration = Duration::from_secs(1);
 
-async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+/// The address for clients on this machine of a listener that may listen on all addresses.
+pub(super) fn local_address(mut listener: SocketAddr) -> SocketAddr {
+    match listener.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => listener.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => listener.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    listener
+}
+
+/// Binds a port; the error names the flag to change.
+pub(super) async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| refused(address, flag, &error))
 }
 

@@ -9,15 +9,16 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use async_trait::async_trait;
-use ipnet::{IpNet, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mayfly_accept::AcceptPort;
 use mayfly_apiserver::ServiceNetworks;
 use mayfly_cli::data_dir::DataDir;
 use mayfly_informer::Informers;
 use mayfly_kubelet::{ClusterDnsServer, ServedEndpoints};
 use mayfly_network::{
-    Activation, AppliedEndpoints, ClusterDns, ClusterNames, DnsConfig, HostAddresses, InProcessPolicies,
-    PolicyEnforcer, PolicyMode, ProxyMode, ServiceProxy,
+    Activation, AppliedEndpoints, ClusterDns, ClusterFacts, ClusterNames, DnsConfig, HostAddresses,
+    InProcessPolicies, NodeRoutes, OverlayConfig, PodRouting, PolicyEnforcer, PolicyMode, ProxyMode,
+    RouteOwner, ServiceProxy, facts,
 };
 use mayfly_runtime::{ClusterHost, ClusterHosts, ConnectionPolicy};
 use mayfly_runtime_oci::availability::find_program;
@@ -25,7 +26,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 use super::{containers, tasks::Tasks};
-use crate::config::{NetworkMode, UpConfig};
+use crate::config::{NetworkMode, NodeConfig, UpConfig};
 
 /// The network of cluster IPs for the userspace proxy: loopback addresses beside those of pods, so that no root is
 /// needed.
@@ -59,6 +60,8 @@ pub(super) struct ServiceNetworking {
     network_v6: Option<Ipv6Net>,
     /// The name server for pods, if they can reach one.
     pub(super) dns: Option<DnsConfig>,
+    /// Whether another node, the server's, publishes the Service of the name server.
+    joined: bool,
     /// Reserves the network among the servers of this host while this process runs.
     _reservation: Option<net::UnixListener>,
 }
@@ -102,9 +105,9 @@ impl ServiceNetworking {
         let facts = NetworkFacts {
             is_root: rustix::process::geteuid().is_root(),
             has_nft: find_program("nft").is_some(),
-            containers: containers::is_enabled(config),
+            containers: containers::is_enabled(&config.node),
         };
-        let (choice, reason) = choose(config.network, facts)
+        let (choice, reason) = choose(config.node.network, facts)
             .map_err(|why| anyhow!("--network bridge: {why}; use --network auto"))?;
         if config.dual_stack {
             has_ipv6(choice, reason).map_err(|why| anyhow!("--dual-stack: {why}"))?;
@@ -114,10 +117,11 @@ impl ServiceNetworking {
                 tracing::info!(reason, "Services are served by listeners of this process");
                 return Ok(Self {
                     // Node ports are served on the same address as functions, which clients of this machine use.
-                    proxy: ProxyMode::Userspace(config.http_listen.ip()),
+                    proxy: ProxyMode::Userspace(config.node.http_listen.ip()),
                     network: LOOPBACK_SERVICE_NETWORK.to_owned(),
                     network_v6: None,
                     dns: None,
+                    joined: false,
                     _reservation: None,
                 });
             }
@@ -148,8 +152,84 @@ impl ServiceNetworking {
                 listen: DNS_LISTEN,
                 resolv_conf: PathBuf::from("/etc/resolv.conf"),
             }),
+            joined: false,
             _reservation: Some(reservation),
         })
+    }
+
+    /// The implementation on a machine that joins a cluster with these facts.
+    pub(super) fn join(
+        config: &NodeConfig,
+        data_dir: &DataDir,
+        facts: &ClusterFacts,
+    ) -> anyhow::Result<Self> {
+        let can_write_rules = rustix::process::geteuid().is_root() && find_program("nft").is_some();
+        let network = facts.service_network.to_string();
+        let network_v6 = facts.service_network_v6;
+        if facts.has_loopback_services() || config.network == NetworkMode::Loopback || !can_write_rules {
+            anyhow::ensure!(
+                config.network != NetworkMode::Bridge,
+                "--network bridge: this needs root and the program nft here, and a server with both; use --network auto"
+            );
+            tracing::info!(network, "Services are served by listeners of this process");
+            return Ok(Self {
+                proxy: ProxyMode::Userspace(config.http_listen.ip()),
+                network,
+                network_v6,
+                dns: None,
+                joined: true,
+                _reservation: None,
+            });
+        }
+        let folder = data_dir.path().join("network");
+        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let activation = match config.network {
+            NetworkMode::Bridge => Activation::AtStart,
+            NetworkMode::Auto | NetworkMode::Loopback => {
+                Activation::OnDemand { marker: folder.join("rules-written") }
+            }
+        };
+        tracing::info!(network, "Services are served by nftables");
+        Ok(Self {
+            proxy: ProxyMode::Nftables {
+                table: facts::joined_tables(&config.name, data_dir.path()).0,
+                activation,
+                bridged_pods: bridged_pods()?,
+                pods: facts.pod_networks(),
+                network_v6,
+            },
+            network,
+            network_v6,
+            dns: facts.dns_address.map(|cluster_ip| DnsConfig {
+                cluster_ip,
+                listen: DNS_LISTEN,
+                resolv_conf: PathBuf::from("/etc/resolv.conf"),
+            }),
+            joined: true,
+            _reservation: None,
+        })
+    }
+
+    /// The facts of this server's cluster, for machines that join it.
+    pub(super) fn facts(&self) -> anyhow::Result<ClusterFacts> {
+        let service_network: Ipv4Net = self.network.parse().context("the network of Services")?;
+        Ok(ClusterFacts {
+            service_network,
+            service_network_v6: self.network_v6,
+            pod_network: cluster_pods()?,
+            dns_address: self.dns.as_ref().map(|dns| dns.cluster_ip),
+            domain: CLUSTER_DOMAIN.to_owned(),
+            routing: PodRouting::Auto,
+            vxlan: facts::vxlan_of(service_network.network()),
+        })
+    }
+
+    /// The name of this node's tables in the kernel; `None`: it has none.
+    fn table(&self) -> Option<&str> {
+        match &self.proxy {
+            ProxyMode::Nftables { table, .. } => Some(table),
+            ProxyMode::Userspace(_) => None,
+        }
     }
 
     /// The networks of cluster IPs, for the API server.
@@ -164,6 +244,11 @@ impl ServiceNetworking {
     /// Whether pods of containers have addresses that the kernel's rules forward to.
     pub(super) fn has_kernel_rules(&self) -> bool {
         matches!(self.proxy, ProxyMode::Nftables { .. })
+    }
+
+    /// Whether this is the server's node, which publishes the Service of the name server.
+    pub(super) fn publishes_names(&self) -> bool {
+        !self.joined
     }
 
     /// How NetworkPolicies are enforced; `programmed` becomes true when the rules for Services are written.
@@ -185,16 +270,20 @@ impl ServiceNetworking {
     }
 }
 
+/// The network of all pods on bridges.
+pub(super) fn cluster_pods() -> anyhow::Result<Ipv4Net> {
+    POD_NETWORK.parse().context("the network of pods")
+}
+
 /// The networks from which the bridges of containers take their ranges; the IPv6 ranges are beside those of Services.
 fn pod_networks() -> anyhow::Result<Vec<IpNet>> {
-    let v4: IpNet = POD_NETWORK.parse().context("the network of pods")?;
-    Ok(vec![v4, Ipv6Net::new_assert(SERVICE_NETWORKS_V6, POD_NETWORKS_V6_BITS).into()])
+    Ok(vec![cluster_pods()?.into(), Ipv6Net::new_assert(SERVICE_NETWORKS_V6, POD_NETWORKS_V6_BITS).into()])
 }
 
 /// The pods on bridges that the kernel does not filter: all of them, unless `br_netfilter` is loaded.
-fn bridged_pods() -> anyhow::Result<Option<ipnet::Ipv4Net>> {
+fn bridged_pods() -> anyhow::Result<Option<Ipv4Net>> {
     let filters = std::fs::read_to_string(BRIDGE_FILTER).is_ok_and(|value| value.trim() == "1");
-    Ok(if filters { None } else { Some(POD_NETWORK.parse().context("the network of pods")?) })
+    Ok(if filters { None } else { Some(cluster_pods()?) })
 }
 
 /// Whether Services and pods can have IPv6 addresses here; the error is the reason why not.
@@ -257,6 +346,24 @@ fn reserve_network(base: u32) -> std::io::Result<net::UnixListener> {
     net::UnixListener::bind_addr(&net::SocketAddr::from_abstract_name(name)?)
 }
 
+/// The routes from this node to the pods of the other nodes; `None` if its pods have no addresses of their own.
+pub(super) fn routes(
+    networking: &ServiceNetworking,
+    node: &str,
+    facts: &ClusterFacts,
+    informers: &Informers,
+    client: kube::Client,
+) -> Option<NodeRoutes> {
+    let config = OverlayConfig {
+        node: node.to_owned(),
+        pods: facts.pod_network,
+        routing: facts.routing,
+        vxlan: facts.vxlan,
+        owner: RouteOwner::of(networking.table()?),
+    };
+    Some(NodeRoutes::create(config, informers, client))
+}
+
 /// The components of a node for Services, names and policies.
 pub(super) struct NodeNetwork {
     services: ServiceProxy,
@@ -277,18 +384,24 @@ impl NodeNetwork {
         health_checks: AcceptPort,
     ) -> Self {
         let mode = networking.policy_mode(rules_written.subscribe());
-        let names = ClusterNames::create(CLUSTER_DOMAIN, informers);
+        let names = ClusterNames::create(CLUSTER_DOMAIN, informers).of_node(node);
+        let dns = networking.dns.clone().map(|dns| match networking.joined {
+            true => ClusterDns::local(dns, names.clone()),
+            false => ClusterDns::create(dns, names.clone(), client.clone()),
+        });
+        let mut services =
+            ServiceProxy::create(networking.proxy.clone(), node, informers, rules_written, health_checks);
+        let mut connections = InProcessPolicies::create(&networking.proxy, node, informers);
+        // Each node answers at the name server's cluster IP itself.
+        if let Some(dns) = &dns {
+            services = services.with_listeners(dns.listeners());
+            connections = connections.with_listeners(dns.listeners());
+        }
         Self {
-            policies: PolicyEnforcer::create(mode, node, informers, client.clone()),
-            connections: Arc::new(InProcessPolicies::create(&networking.proxy, node, informers)),
-            services: ServiceProxy::create(
-                networking.proxy.clone(),
-                node,
-                informers,
-                rules_written,
-                health_checks,
-            ),
-            dns: networking.dns.clone().map(|dns| ClusterDns::create(dns, names.clone(), client)),
+            policies: PolicyEnforcer::create(mode, node, informers, client),
+            connections: Arc::new(connections),
+            services,
+            dns,
             names,
         }
     }

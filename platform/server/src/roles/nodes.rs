@@ -1,9 +1,14 @@
-//! The connection from the API server to the kubelets: within one process, a call of the router.
+//! The connection from the API server to the kubelets: within one process, a call of the router; otherwise a request
+//! over mutual TLS.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use axum::{Router, body::Body};
 use mayfly_apiserver::NodeConnector;
+use mayfly_node_link::RemoteConnector;
 use parking_lot::Mutex;
 use tower::ServiceExt as _;
 
@@ -12,6 +17,8 @@ use tower::ServiceExt as _;
 #[derive(Clone, Default)]
 pub(crate) struct LocalNodes {
     routers: Arc<Mutex<HashMap<String, Router>>>,
+    /// The nodes of other machines. Without it there are none.
+    others: Arc<OnceLock<RemoteConnector>>,
 }
 
 impl LocalNodes {
@@ -20,15 +27,24 @@ impl LocalNodes {
         self.routers.lock().insert(name.to_owned(), router);
     }
 
+    /// Makes the nodes of other machines reachable.
+    pub(crate) fn attach_others(&self, others: RemoteConnector) {
+        let _ = self.others.set(others);
+    }
+
     pub(crate) fn connector(&self) -> NodeConnector {
-        let routers = self.routers.clone();
+        let Self { routers, others } = self.clone();
         Arc::new(move |node: String, request: http::Request<Body>| {
             let router = routers.lock().get(&node).cloned();
+            let others = others.clone();
             Box::pin(async move {
-                let Some(router) = router else {
-                    return Err(format!("node {node:?} is not reachable from here").into());
-                };
-                Ok(router.oneshot(request).await.unwrap_or_else(|never| match never {}))
+                match (router, others.get()) {
+                    (Some(router), _) => {
+                        Ok(router.oneshot(request).await.unwrap_or_else(|never| match never {}))
+                    }
+                    (None, Some(others)) => others(node, request).await,
+                    (None, None) => Err(format!("node {node:?} is not reachable from here").into()),
+                }
             })
         })
     }

@@ -13,12 +13,12 @@ use mayfly_kubelet::JobFiles;
 use mayfly_runtime::logs::LogLayout;
 
 use super::{listeners::Ports, open_files::Connections};
-use crate::config::UpConfig;
+use crate::config::{NodeConfig, UpConfig};
 
 /// The Kubernetes version whose kinds are served, shown as the node's version.
 pub(super) const KUBERNETES_VERSION: &str = concat!("v1.33.0+mayfly-", env!("CARGO_PKG_VERSION"));
 
-pub(super) fn gateway_config(config: &UpConfig, connections: Connections) -> mayfly_gateway::Config {
+pub(super) fn gateway_config(config: &NodeConfig, connections: Connections) -> mayfly_gateway::Config {
     mayfly_gateway::Config {
         listen: config.http_listen,
         connections_max: connections.functions,
@@ -52,24 +52,24 @@ pub(super) fn controllers_config(
 }
 
 /// Local PersistentVolumes are on this node. Their objects contain the path, so it must be absolute.
-pub(super) fn local_volumes(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<LocalVolumes> {
+pub(super) fn local_volumes(config: &NodeConfig, data_dir: &DataDir) -> anyhow::Result<LocalVolumes> {
     let folder = std::path::absolute(data_dir.volumes()).context("the path of the data directory")?;
-    Ok(LocalVolumes { node: config.node_name.clone(), folder })
+    Ok(LocalVolumes { node: config.name.clone(), folder })
 }
 
 /// Drivers are given absolute paths.
-pub(super) fn kubelet_folder(config: &UpConfig, data_dir: &DataDir) -> anyhow::Result<std::path::PathBuf> {
+pub(super) fn kubelet_folder(config: &NodeConfig, data_dir: &DataDir) -> anyhow::Result<std::path::PathBuf> {
     let folder = config.kubelet_dir.clone().unwrap_or_else(|| data_dir.path().join("kubelet"));
     std::path::absolute(folder).context("the path of --kubelet-dir")
 }
 
 pub(super) fn kubelet_config(
-    config: &UpConfig,
+    config: &NodeConfig,
     data_dir: &DataDir,
     logs: LogLayout,
     jobs: JobFiles,
 ) -> mayfly_kubelet::Config {
-    let mut kubelet = mayfly_kubelet::Config::of_this_machine(&config.node_name, logs, KUBERNETES_VERSION);
+    let mut kubelet = mayfly_kubelet::Config::of_this_machine(&config.name, logs, KUBERNETES_VERSION);
     kubelet.jobs = Some(jobs);
     kubelet.upload_folder = data_dir.containers().join("uploads");
     kubelet.image_collection = config.images.collection.clone();
@@ -102,6 +102,7 @@ pub(super) fn api_config(config: &UpConfig, ports: &Ports, identity: &Identity) 
     api_config.service_account_key = Some(identity.service_account_key().to_vec());
     api_config.client_authority = Some(identity.client_authority());
     api_config.service_account_token_volumes = true;
+    api_config.serving_authority_pem = Some(identity.ca_pem().to_owned());
     if config.slurm.is_some() {
         api_config.runtime_classes.push(RUNTIME_CLASS_SLURM.into());
     }

@@ -12,18 +12,13 @@ use mayfly_api::Revision;
 use mayfly_apiserver::{ApiServer, Identity, User};
 use mayfly_artifacts::Artifacts;
 use mayfly_cli::data_dir::{DataDir, Endpoints};
-use mayfly_controllers::Controllers;
+use mayfly_controllers::{Controllers, NodeApproval, NodeIpam};
 use mayfly_csi::CsiDrivers;
-use mayfly_gateway::Gateway;
-use mayfly_informer::{EnvObjects, Informer, Informers};
-use mayfly_kubelet::{CsiConfig, JobFiles, Kubelet};
+use mayfly_gateway::{Gateway, GatewayRole};
+use mayfly_informer::{Informer, Informers};
+use mayfly_kubelet::Kubelet;
 use mayfly_registry::RegistryServer;
-use mayfly_runtime::{
-    NodeGpus, Runtime,
-    logs::{LogLayout, LogWriter},
-};
-use mayfly_runtime_oci::OciRuntime;
-use mayfly_runtime_wasm::{CompileIn, WasmHost};
+use mayfly_runtime_wasm::WasmHost;
 use mayfly_scheduler::Scheduler;
 use mayfly_simulated::SimulatedNodes;
 use mayfly_store::Store;
@@ -33,20 +28,19 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     admin::Admin,
-    banner, components, containers,
+    agent::{ClusterMember, NodeAgent, NodeAgentDeps},
+    agent_port, banner,
+    cluster::{Cluster, Invitation},
+    components, containers,
     data_files::remove_stale,
-    devices::Devices,
-    function_calls,
-    gpu_metrics::GpuMetrics,
-    image_registry,
+    function_calls, functions, image_registry,
     listeners::{Listeners, Ports, gateway_refused},
     metrics::ServerCounts,
-    network::{NodeNetwork, ServiceNetworking},
+    network::{self, ServiceNetworking},
     nodes::LocalNodes,
     open_files::{self, Connections},
     part_configs::{
-        KUBERNETES_VERSION, api_config, audit, controllers_config, gateway_config, kubelet_config,
-        kubelet_folder, local_volumes,
+        KUBERNETES_VERSION, api_config, audit, controllers_config, gateway_config, local_volumes,
     },
     runtimes::{Handles, Runtimes},
     signals::StopSignals,
@@ -55,23 +49,21 @@ use super::{
     tasks::Tasks,
     workflows::{JobsDeps, WorkflowObjectDeps, WorkflowSettings, Workflows},
 };
-use crate::{
-    config::{UpArgs, UpConfig},
-    logging,
-};
+use crate::{config::UpConfig, logging};
 
 /// The time for the controllers and the kubelet to stop; unfinished work is done at the next start.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// The prefix length of the range of one node's pods: 254 pods with addresses of their own.
+const POD_RANGE_BITS: u8 = 24;
 /// Longer than the gateway's own drain timeout, which takes effect first.
 const GATEWAY_STOP_DEADLINE: Duration =
     mayfly_gateway::Config::DRAIN_TIMEOUT_DEFAULT.saturating_add(STOP_DEADLINE);
 
 /// Runs until SIGINT or SIGTERM.
-pub(crate) fn run(args: UpArgs, data_dir: DataDir) -> anyhow::Result<ExitCode> {
-    let config = args.resolve()?;
+pub(crate) fn run(config: UpConfig, data_dir: DataDir) -> anyhow::Result<ExitCode> {
     let data_dir = data_dir.unless_configured(config.data_dir.clone());
-    logging::start(&config.log, config.log_format)?;
-    if let Some(warning) = config.warning() {
+    logging::start(&config.node.log, config.node.log_format)?;
+    if let Some(warning) = config.node.warning() {
         tracing::warn!("{warning}");
     }
     let connections = open_files::connections();
@@ -98,15 +90,16 @@ struct Up {
     informers_stop: CancellationToken,
     controllers: Controllers,
     scheduler: Scheduler,
-    kubelet: Kubelet,
+    agent: NodeAgent,
+    /// The connections with other machines; `None`: none can join.
+    cluster: Option<Cluster>,
+    /// What machines need to join.
+    invitation: Option<Invitation>,
     /// The kubelet of the node that represents a Slurm cluster.
     slurm: Option<Kubelet>,
     simulated: Option<SimulatedNodes>,
-    network: NodeNetwork,
     /// Reserves the network of Services.
     networking: ServiceNetworking,
-    devices: Option<Devices>,
-    containers: Option<Arc<OciRuntime>>,
     host: Arc<WasmHost>,
     revisions: Informer<Revision>,
     compile_client: kube::Client,
@@ -126,13 +119,12 @@ impl Up {
         let Files { store, artifacts, identity } = Files::open(&config, &data_dir)?;
         let listeners = Listeners::bind(&config, handles).await?;
         let (registry, registries) = image_registry::create(
-            &config.images,
+            &config.node.images,
             &data_dir,
             listeners.admin.local_addr()?,
             identity.token(),
         )?;
-        let logs = LogLayout::new(data_dir.logs());
-        let host = create_host(&config, &artifacts, &data_dir, &mut metrics)?;
+        let host = functions::create_host(&config.node, &artifacts, &data_dir, &mut metrics)?;
         let nodes = LocalNodes::default();
         let ports = Ports::create(connections, &mut metrics);
         let networking = ServiceNetworking::create(&config, &data_dir)?;
@@ -142,7 +134,10 @@ impl Up {
         let api = create_api(api_config, &store, &artifacts, &nodes, &mut metrics).await?;
         // The userspace proxy could not listen on the Service's port, 443, without root.
         if networking.has_kernel_rules() {
-            let address = listeners.api.local_addr()?;
+            let mut address = listeners.api.local_addr()?;
+            if let Some(machine) = &config.machine {
+                address.set_ip(machine.node_ip);
+            }
             api.publish_endpoint(address).await.context("the endpoint of Service default/kubernetes")?;
         }
         let client = |user: &str| api.client(User::component(user));
@@ -152,30 +147,31 @@ impl Up {
         let stop_informers = informers_stop.clone().drop_guard();
         let informers = Informers::create(client("system:mayfly:informers"), informers_stop.clone());
         let gateway_stop = CancellationToken::new();
-        let gateway = Gateway::create(
-            gateway_config(&config, connections),
-            mayfly_gateway::GatewayDeps {
-                functions: informers.of(),
-                revisions: informers.of(),
-                role: mayfly_gateway::GatewayRole::Single,
-                pods: informers.of(),
-                services: informers.of(),
-                slices: informers.of(),
-                ingresses: informers.of(),
-                https: config.https_listen.map(|listen| mayfly_gateway::HttpsDeps {
-                    listen,
-                    secrets: informers.of(),
-                    fallback: identity.tls().cert_resolver.clone(),
-                }),
-                env: EnvObjects::create(&informers),
-                host: host.clone(),
-                client: client("system:mayfly:gateway"),
-                requests: handles.requests.clone(),
-                stop: gateway_stop.clone(),
-            },
-            &mut metrics,
-        )
-        .map_err(|error| gateway_refused(&error))?;
+        let https = config.node.https_listen.map(|listen| mayfly_gateway::HttpsDeps {
+            listen,
+            secrets: informers.of(),
+            fallback: identity.tls().cert_resolver.clone(),
+        });
+        let cluster = match &config.machine {
+            Some(machine) => Some(Cluster::create(machine, &identity, &ports, &informers).await?),
+            None => None,
+        };
+        if let Some(cluster) = &cluster {
+            nodes.attach_others(cluster.connector());
+        }
+        let role =
+            cluster.as_ref().map_or(GatewayRole::Single, |cluster| cluster.gateway_role(&config.node.name));
+        let gateway = functions::gateway_deps(
+            &informers,
+            host.clone(),
+            client("system:mayfly:gateway"),
+            handles,
+            https,
+            role,
+            &gateway_stop,
+        );
+        let gateway = Gateway::create(gateway_config(&config.node, connections), gateway, &mut metrics)
+            .map_err(|error| gateway_refused(&error))?;
         let workflows_client = client("system:mayfly:workflows");
         let (workflows, gateway) =
             create_workflows(&config, &data_dir, gateway, workflows_client, &informers, &artifacts, handles)
@@ -190,55 +186,54 @@ impl Up {
             &identity,
             gateway.handle(),
             registries.clone(),
-            containers::is_enabled(&config),
+            containers::is_enabled(&config.node),
         );
         controllers.load_balancer.pool = config.load_balancer_pool;
-        controllers.persistent_volume.local = Some(local_volumes(&config, &data_dir)?);
+        controllers.persistent_volume.local = Some(local_volumes(&config.node, &data_dir)?);
+        if let Some(machine) = &config.machine {
+            let pods = network::cluster_pods()?;
+            controllers.node_ipam = Some(NodeIpam { network: pods, prefix: POD_RANGE_BITS });
+            let reserved_names = vec![config.node.name.clone(), machine.node_ip.to_string()];
+            controllers.node_approval = Some(NodeApproval { reserved_names });
+        }
         let csi_drivers: Arc<CsiDrivers> = Arc::default();
         controllers.csi.drivers = csi_drivers.clone();
         let controllers = Controllers::create(controllers, client("system:mayfly:controllers"), &informers);
         let scheduler = Scheduler::create(Default::default(), client("system:kube-scheduler"), &informers);
-        let node = format!("system:node:{}", config.node_name);
-        let mut jobs = JobFiles::new(artifacts.clone(), data_dir.jobs());
-        jobs.git_protocols = config.git_protocols.clone();
-        let (node_client, compile_client) = (client(&node), client(&node));
-        let (rules_written, service_rules) = watch::channel(false);
-        let service_rules = networking.has_kernel_rules().then_some(service_rules);
-        let containers = containers::create(&config, &data_dir, registries, service_rules).await?;
-        let runtimes = std::iter::once(host.clone() as Arc<dyn Runtime>)
-            .chain(containers.clone().map(|containers| containers as Arc<dyn Runtime>))
-            .collect();
-        let devices = Devices::create(&config, &data_dir)?;
-        let meter = devices.as_ref().and_then(Devices::gpu_meter);
-        let node_gpus = meter.clone().map(|meter| Arc::new(meter) as Arc<dyn NodeGpus>);
-        if let Some(meter) = meter {
-            metrics.register_collector(Box::new(GpuMetrics::new(&config.node_name, meter, informers.of())));
-        }
-        let network_client = client("system:mayfly:controllers");
-        let network = NodeNetwork::create(
-            &networking,
-            &config.node_name,
-            &informers,
-            network_client,
-            rules_written,
-            ports.health_checks(),
-        );
-        let mut kubelet_config = kubelet_config(&config, &data_dir, logs, jobs);
-        kubelet_config.devices = devices.as_ref().map(Devices::of_node);
-        kubelet_config.gpus = node_gpus;
-        kubelet_config.labels = Devices::labels(devices.as_ref());
-        kubelet_config.label_prefixes = Devices::label_prefixes();
-        kubelet_config.annotations = Devices::annotations(devices.as_ref());
-        kubelet_config.csi =
-            Some(CsiConfig { folder: kubelet_folder(&config, &data_dir)?, drivers: csi_drivers });
-        kubelet_config.cluster_dns = networking.dns_server();
-        kubelet_config.served_endpoints = Some(network.served_endpoints());
-        let kubelet = Kubelet::create(kubelet_config, node_client, &informers, runtimes);
-        nodes.attach(&config.node_name, kubelet.router());
+        let node = format!("system:node:{}", config.node.name);
+        let invitation = match &config.machine {
+            Some(machine) => Some(Invitation {
+                client: client("system:mayfly:controllers"),
+                facts: networking.facts()?,
+                server: (machine.node_ip, listeners.api.local_addr()?.port()).into(),
+            }),
+            None => None,
+        };
+        let agent = NodeAgentDeps {
+            config: &config.node,
+            data_dir: &data_dir,
+            informers: &informers,
+            client: client(&node),
+            network_client: client("system:mayfly:controllers"),
+            networking: &networking,
+            dual_stack: config.dual_stack,
+            artifacts: artifacts.clone(),
+            registries,
+            host: host.clone(),
+            csi_drivers,
+            ports: &ports,
+            member: match &cluster {
+                Some(cluster) => Some(ClusterMember { address: cluster.member, facts: networking.facts()? }),
+                None => None,
+            },
+        };
+        let agent = NodeAgent::create(agent, &mut metrics).await?;
+        let compile_client = client(&node);
+        nodes.attach(&config.node.name, agent.kubelet.router());
         let slurm = match &config.slurm {
             Some(settings) => {
                 anyhow::ensure!(
-                    config.node_name != slurm::NODE,
+                    config.node.name != slurm::NODE,
                     "--node-name slurm is the name of Slurm's node"
                 );
                 let deps = SlurmDeps {
@@ -257,8 +252,6 @@ impl Up {
             let nodes = mayfly_simulated::Config { version: KUBERNETES_VERSION.into(), ..nodes };
             SimulatedNodes::create(nodes, client("system:node:simulated"), &informers)
         });
-        host.attach_names(network.guest_names());
-        host.attach_policies(network.connection_policy());
         stop_informers.disarm();
         Ok(Self {
             data_dir,
@@ -273,13 +266,12 @@ impl Up {
             informers_stop,
             controllers,
             scheduler,
-            kubelet,
+            agent,
+            cluster,
+            invitation,
             slurm,
             simulated,
-            network,
             networking,
-            devices,
-            containers,
             host,
             revisions: informers.of(),
             compile_client,
@@ -318,8 +310,13 @@ impl Up {
         inside.run("controllers", Box::pin(controllers.run(stop)));
         let (stop, scheduler) = (inside.token(), self.scheduler);
         inside.run("scheduler", scheduler.run(stop));
-        let (stop, kubelet) = (inside.token(), self.kubelet);
-        inside.run("kubelet", kubelet.run(stop));
+        let containers = self.agent.containers.clone();
+        if let Some(cluster) = self.cluster {
+            // Nodes may not use the kubelet of another one.
+            let router = agent_port::router(axum::Router::new(), gateway_handle.node_requests());
+            inside.run("agent", cluster.serve(router, inside.token()));
+        }
+        self.agent.run_in(&mut inside);
         if let Some(kubelet) = self.slurm {
             let stop = inside.token();
             inside.run("kubelet of Slurm's node", kubelet.run(stop));
@@ -327,12 +324,6 @@ impl Up {
         if let Some(simulated) = self.simulated {
             let stop = inside.token();
             inside.run("simulated nodes", simulated.run(stop));
-        }
-
-        self.network.run_in(&mut inside);
-        if let Some(devices) = self.devices {
-            let stop = inside.token();
-            inside.run("devices", devices.run(stop));
         }
 
         let (stop, host, revisions) = (inside.token(), self.host.clone(), self.revisions);
@@ -353,7 +344,15 @@ impl Up {
 
         let mut stopping = StopSignals::listen()?;
         let unannounced = async {
-            match banner::announce(&data_dir, &identity, &endpoints, &gateway_handle, &ready).await {
+            let announced = async {
+                let join_command = match &self.invitation {
+                    Some(invitation) => Some(invitation.publish(&data_dir, &identity).await?),
+                    None => None,
+                };
+                gateway_handle.ready().await;
+                banner::announce(&data_dir, &identity, &endpoints, join_command.as_deref(), &ready)
+            };
+            match announced.await {
                 Ok(()) => std::future::pending().await,
                 Err(error) => error,
             }
@@ -375,7 +374,7 @@ impl Up {
         front.stop(GATEWAY_STOP_DEADLINE).await;
         self.host.stop();
         inside.stop(STOP_DEADLINE).await;
-        if let Some(containers) = &self.containers {
+        if let Some(containers) = &containers {
             containers.stop().await;
         }
         self.informers_stop.cancel();
@@ -421,32 +420,12 @@ impl Files {
         // Clients must not find the addresses of an earlier run.
         remove_stale(&data_dir.endpoints())?;
         let artifacts = Artifacts::open(data_dir.artifacts()).context("cannot open the artifact store")?;
-        let names = std::slice::from_ref(&config.node_name);
-        let identity = Identity::load_or_create(&data_dir.pki(), names, jiff::Timestamp::now())
+        let mut names = vec![config.node.name.clone()];
+        names.extend(config.machine.map(|machine| machine.node_ip.to_string()));
+        let identity = Identity::load_or_create(&data_dir.pki(), &names, jiff::Timestamp::now())
             .context("cannot make or read the server's certificates")?;
         Ok(Self { store, artifacts, identity })
     }
-}
-
-fn create_host(
-    config: &UpConfig,
-    artifacts: &Artifacts,
-    data_dir: &DataDir,
-    metrics: &mut Registry,
-) -> anyhow::Result<Arc<WasmHost>> {
-    let writer = LogWriter::start().context("cannot start the log writer")?;
-    let host_config = mayfly_runtime_wasm::Config {
-        memory_bytes_max: config.function_memory_bytes,
-        instances_max: config.instances_max,
-        function_instances_max: config.function_instances_max,
-        // The running program, even if its file was replaced meanwhile.
-        compile_in: CompileIn::Process("/proc/self/exe".into()),
-        compile_speed_file: Some(data_dir.compile_speed()),
-        ..Default::default()
-    };
-    let host =
-        WasmHost::create(host_config, artifacts.clone(), writer, LogLayout::new(data_dir.logs()), metrics);
-    host.map(Arc::new).context("cannot start the wasm host")
 }
 
 async fn create_workflows(

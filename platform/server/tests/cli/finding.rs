@@ -128,6 +128,11 @@ async fn each_class_of_failure_has_its_code_for_programs() {
     fake.file("noise.wasm", "no component");
     std::fs::create_dir(fake.path("full")).unwrap();
     fake.file("full/README", "");
+    fake.file(
+        "spin.toml",
+        "spin_manifest_version = 2\n[application]\nname = \"a\"\nversion = \"1.0.0\"\n[[trigger.redis]]\n\
+         channel = \"c\"\ncomponent = \"c\"\n[[trigger.http]]\nroute = \"/\"\ncomponent = \"c\"\n[component.c]\nsource = \"c.wasm\"\n",
+    );
     for (line, code) in [
         (&["new", "rust", "Bad.Name"][..], "usage"),
         (&["new", "rust", "full"], "file_error"),
@@ -140,7 +145,8 @@ async fn each_class_of_failure_has_its_code_for_programs() {
         (&["apply", "-f", "nothing.yaml"], "file_error"),
         (&["invoke", "hello", "-d", "{"], "usage"),
         (&["get", "nonsense"], "not_found"),
-        (&["node"], "unsupported"),
+        (&["node"], "usage"),
+        (&["deploy", "spin.toml"], "unsupported"),
     ] {
         let line: Vec<_> = ["-o", "json"].iter().chain(line).copied().collect();
         let stderr = fake.run(&line).await.failed();

@@ -58,7 +58,7 @@ pub(crate) struct ContainerNode {
 pub(crate) struct NodeFolder(tempfile::TempDir);
 
 impl NodeFolder {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         // The data directory contains sockets, so its path must be short.
         Ok(Self(tempfile::Builder::new().prefix("mf").tempdir_in("/tmp")?))
     }

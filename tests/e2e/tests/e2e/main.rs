@@ -42,6 +42,8 @@ mod languages;
 mod languages_in_use;
 mod load_balancers;
 mod machine_gpus;
+mod machines;
+mod machines_containers;
 mod middleware;
 mod network_conformance;
 mod offline;

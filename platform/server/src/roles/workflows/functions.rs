@@ -227,9 +227,10 @@ fn refused(function: &str, arns: &FunctionArns, refusal: &Refusal) -> FunctionEr
         RefusalCode::QueueFull | RefusalCode::QueueTimeout | RefusalCode::Overloaded => {
             "Lambda.TooManyRequestsException"
         }
-        RefusalCode::NotReady | RefusalCode::ComponentMissing | RefusalCode::ShuttingDown => {
-            "Lambda.ServiceException"
-        }
+        RefusalCode::NotReady
+        | RefusalCode::ComponentMissing
+        | RefusalCode::ServerUnreachable
+        | RefusalCode::ShuttingDown => "Lambda.ServiceException",
         RefusalCode::TimedOut => "Sandbox.Timedout",
         RefusalCode::OutOfMemory => "Runtime.OutOfMemory",
         RefusalCode::Trapped | RefusalCode::NoAnswer | RefusalCode::GuestError => "Runtime.ExitError",
