@@ -76,6 +76,7 @@ struct JoinedNode {
     join: JoinConfig,
     credentials: watch::Sender<NodeCredentials>,
     serving: LinkCertificate,
+    calling: LinkCertificate,
     agent_listener: TcpListener,
     agent_server: LinkServer,
     admin_listener: TcpListener,
@@ -190,6 +191,7 @@ impl JoinedNode {
             join,
             credentials,
             serving,
+            calling,
             agent_listener,
             agent_server,
             admin_listener,
@@ -220,7 +222,7 @@ impl JoinedNode {
         inside.run("admin", admin.serve(port, listener, stop));
         let renewed = self.credentials.subscribe();
         inside.run("certificates", mayfly_join::renew(self.join, self.credentials, inside.token()));
-        inside.run("serving certificate", replace(self.serving, renewed, inside.token()));
+        inside.run("renewed certificates", replace(self.serving, self.calling, renewed, inside.token()));
         let containers: Option<Arc<OciRuntime>> = self.agent.containers.clone();
         self.agent.run_in(&mut inside);
 
@@ -287,16 +289,20 @@ async fn joined(config: &JoinConfig) -> anyhow::Result<NodeCredentials> {
     }
 }
 
-/// Serves with renewed certificates.
+/// Uses renewed certificates for the connections of other machines (`serving`) and to them (`calling`).
 async fn replace(
     serving: LinkCertificate,
+    calling: LinkCertificate,
     mut credentials: watch::Receiver<NodeCredentials>,
     stop: CancellationToken,
 ) {
     while let Some(Ok(())) = stop.run_until_cancelled(credentials.changed()).await {
         let newest = credentials.borrow_and_update().clone();
-        if let Err(error) = serving.replace(newest.serving_certificate_pem(), newest.serving_key_pem()) {
-            tracing::error!(%error, "the renewed serving certificate cannot be used");
+        let replaced = serving
+            .replace(newest.serving_certificate_pem(), newest.serving_key_pem())
+            .and_then(|()| calling.replace(newest.client_certificate_pem(), newest.client_key_pem()));
+        if let Err(error) = replaced {
+            tracing::error!(%error, "the renewed certificates cannot be used");
         }
     }
     stop.cancelled().await;

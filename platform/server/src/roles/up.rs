@@ -1,4 +1,4 @@
-//! `mayfly up`: all components in one process.
+//! `mayfly up`: all components in one process; and `mayfly server`, which other machines can join.
 //!
 //! Created bottom up: files, listeners (so that a port in use is reported before anything runs), the API, the host,
 //! then the components that react to objects. Stopped from the outside in: workflows first, so that they do not call a
